@@ -112,6 +112,10 @@ class Host:
         """Return what `command` (`dmesg`, `journal` or `uname`) prints on that host."""
         raise NotImplementedError
 
+    def mapping_page_bytes(self, pid: int, address: int) -> Fact[int]:
+        """Return the page size in bytes of a process's mapping, without a page walk (PROCMAP_QUERY)."""
+        return Unknown("this kind of host cannot be asked for the page size of a mapping", kind="unsupported")
+
     # gaps ---------------------------------------------------------------------------------------
 
     def _gap(self, path: str, error: OSError) -> Unknown:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgpreemptcheck.values import Fact, GapKind, Known, Unknown
@@ -24,7 +24,7 @@ TEXT_LIMIT = 4 << 20
 _MAX_LINKS = 40  # as the kernel's own MAXSYMLINKS
 
 
-class NotAHost(Exception):
+class HostError(Exception):
     """The given root is nothing that can be checked; the message is one line for the user."""
 
 

@@ -61,7 +61,9 @@ class ClusterView:
     segment: Segment | None = measured()
     freelist: Fact[bool] = measured(doc="the server has the buffer freelist (PostgreSQL 9.5 to 18)")
     cpus: CpuShare = measured()
-    allowed_backends: Fact[int] = measured(unit="backends", doc="client backends and autovacuum workers allowed at once")
+    allowed_backends: Fact[int] = measured(
+        unit="backends", doc="client backends and autovacuum workers allowed at once"
+    )
     server: Server | None = measured()
     start: Start = measured()
 

@@ -1,42 +1,28 @@
 """Views: the facts of the host as they are now, and as they would be after the next start of PostgreSQL.
 
-A view is a complete set of facts under the same names, so that one rule serves every horizon.
+A view is a complete set of facts under the same names, so that one rule serves every horizon:
+`now` what runs; `crash_restart` the same postmaster maps its segment anew, with its running settings;
+`next_start` PostgreSQL started again with its files as they are on disk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from pgpreemptcheck.facts.cpus import CpuShare
 from pgpreemptcheck.facts.segment import Segment
 from pgpreemptcheck.facts.server import Server
 from pgpreemptcheck.facts.settings import Settings, StartError
 from pgpreemptcheck.facts.system import System
-from pgpreemptcheck.values import Fact, measured
+from pgpreemptcheck.start import Need, Outcome, Start, held, no_start, resulting_segment, start
+from pgpreemptcheck.values import Fact, Known, Unknown, measured
+
+if TYPE_CHECKING:
+    from pgpreemptcheck.inspection import ClusterFacts, Facts
 
 Horizon = Literal["now", "crash_restart", "next_start"]
 HORIZONS: tuple[Horizon, ...] = ("now", "crash_restart", "next_start")
-
-Outcome = Literal["starts", "refuses", "falls-back", "crashes"]
-"""starts: as configured. refuses: it does not start. falls-back: `try` comes up on base pages, silently.
-crashes: it starts and is killed by SIGBUS later (a cgroup's hugetlb fault limit below the segment)."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """What happens if PostgreSQL maps its segment at this horizon."""
-
-    outcome: Fact[Outcome] = measured()
-    accepted: Fact[bool] = measured(doc="PostgreSQL takes its files")
-    error: StartError | None = measured()
-    page_bytes: Fact[int] = measured(unit="bytes", doc="the huge page size that it would ask for")
-    pool_exists: Fact[bool] = measured(doc="the kernel has a pool of that size")
-    pages_needed: Fact[int] = measured(unit="pages", doc="huge pages that the whole segment takes")
-    pages_obtainable: Fact[int] = measured(unit="pages", doc="pages it could get: its own, the unpromised, overcommit")
-    pages_missing: Fact[int] = measured(unit="pages", doc="needed minus obtainable, never below 0")
-    hugetlb_fault_limit_bytes: Fact[int | None] = measured(unit="bytes", doc="tightest cgroup fault limit, null: none")
-    hugetlb_reservation_limit_bytes: Fact[int | None] = measured(unit="bytes", doc="tightest cgroup rsvd limit")
 
 
 @dataclass(frozen=True)
@@ -61,15 +47,164 @@ class ClusterView:
     segment: Segment | None = measured()
     freelist: Fact[bool] = measured(doc="the server has the buffer freelist (PostgreSQL 9.5 to 18)")
     cpus: CpuShare = measured()
-    allowed_backends: Fact[int] = measured(
-        unit="backends", doc="client backends and autovacuum workers allowed at once"
-    )
     server: Server | None = measured()
     start: Start = measured()
 
 
 @dataclass(frozen=True)
 class View:
+    """All facts at one horizon."""
+
     horizon: Horizon
     host: System
     clusters: tuple[ClusterView, ...]
+
+
+def make_views(facts: Facts) -> dict[Horizon, View]:
+    """Return a view for each horizon, in the order of HORIZONS."""
+    return {
+        horizon: View(horizon, facts.system, tuple(_cluster(facts.system, c, horizon) for c in facts.clusters))
+        for horizon in HORIZONS
+    }
+
+
+def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> ClusterView:
+    not_running = Unknown("the cluster does not run", kind="unsupported")
+    running = cluster.postmaster is not None
+    settings, segment = cluster.settings, cluster.segment
+    if horizon == "next_start":
+        files = cluster.files
+        accepted, error = _standby_limits(cluster, files.accepted, files.error)
+        settings = files.settings
+    elif settings is None:
+        accepted, error = not_running, None
+    else:
+        accepted, error = Known(True, "it runs with them"), None
+    if settings is None:
+        begin = no_start(not_running)
+    else:
+        need = _need(cluster, settings)
+        begin = start(
+            settings=settings,
+            accepted=accepted,
+            error=error,
+            need=need,
+            huge_pages=system.huge_pages,
+            hugetlbfs=system.kernel.build.hugetlbfs,
+            own=held(cluster.segment),
+            memory_nodes=cluster.cpus.memory_nodes,
+            limits=cluster.hugetlb_limits,
+        )
+        if horizon == "now":
+            begin = replace(begin, outcome=_outcome_now(begin, segment))
+        else:
+            segment = resulting_segment(
+                begin, settings, need, system.memory.base_page_bytes, system.huge_pages.shmem_thp_possible
+            )
+    postmaster = cluster.postmaster
+    return ClusterView(
+        id=cluster.id,
+        data_directory=cluster.data_directory,
+        running=running,
+        version=cluster.version,
+        major=cluster.major,
+        fork=Known(cluster.fork, "the program's name"),
+        owner=cluster.owner,
+        pid=Known(postmaster.pid, "/proc") if postmaster else not_running,
+        port=cluster.port,
+        config_file=cluster.config_file,
+        container=Known(cluster.container, "its cgroup") if cluster.container else Known(None, "its namespaces"),
+        starts_at_boot=cluster.starts_at_boot,
+        standby=cluster.standby,
+        patroni=cluster.patroni,
+        settings=settings,
+        segment=segment,
+        freelist=cluster.freelist,
+        cpus=cluster.cpus,
+        server=cluster.server,
+        start=begin,
+    )
+
+
+def _outcome_now(begin: Start, segment: Segment | None) -> Fact[Outcome]:
+    """Return what became of the start that this server runs from: it is up, but may have fallen back or be doomed."""
+    if segment is None or isinstance(segment.backing, Unknown):
+        return segment.backing if segment is not None else Unknown("the segment was not read")
+    if segment.backing.value == "huge":
+        limit, size = begin.fault_limit_bytes, segment.bytes
+        if isinstance(limit, Unknown):
+            return limit if limit.kind != "absent" else Known("starts", segment.backing.source)
+        if limit.value is not None and isinstance(size, Known) and limit.value < size.value:
+            return Known("crashes", limit.source)
+    return Known("starts", segment.backing.source, segment.backing.certainty)
+
+
+_SIZING = (
+    "shared_buffers", "max_connections", "autovacuum_max_workers", "max_worker_processes", "max_wal_senders",
+    "max_prepared_transactions", "max_locks_per_transaction", "max_replication_slots", "wal_buffers",
+    "shared_preload_libraries",
+)  # fmt: skip
+"""Settings that the size of the segment depends on (PostgreSQL src/backend/storage/ipc/ipci.c)."""
+
+
+def _need(cluster: ClusterFacts, settings: Settings) -> Need:
+    """Return the bytes that the segment takes with these settings: the running one's where nothing changed."""
+    at_least: Fact[int] = settings.shared_buffers
+    if isinstance(at_least, Known):
+        at_least = Known(at_least.value, f"shared_buffers alone ({at_least.source})", "inferred")
+    if cluster.segment is None or cluster.settings is None:
+        return Need(
+            Unknown(
+                "the size of the segment is only known of a running server; it is more than shared_buffers",
+                "with the server stopped: postgres -D DATA_DIRECTORY -C shared_memory_size_in_huge_pages (15+)",
+            ),
+            at_least,
+        )
+    for name in _SIZING:
+        mine, running = getattr(settings, name), getattr(cluster.settings, name)
+        if isinstance(mine, Unknown):
+            return Need(mine, at_least)
+        if isinstance(running, Unknown):
+            return Need(running, at_least)
+        if mine.value != running.value:
+            return Need(
+                Unknown(
+                    f"{name} changes from {running.value} to {mine.value} ({mine.source}), and the size with it",
+                    "with the server stopped: postgres -D DATA_DIRECTORY -C shared_memory_size_in_huge_pages (15+)",
+                ),
+                at_least,
+            )
+    return Need(_running_need(cluster), at_least)
+
+
+def _running_need(cluster: ClusterFacts) -> Fact[int]:
+    assert cluster.segment is not None
+    size = cluster.segment.bytes
+    if isinstance(size, Known):
+        return Known(size.value, f"the running segment ({size.source})", size.certainty)
+    server, running = cluster.server, cluster.settings
+    if server is not None and running is not None and isinstance(server.huge_pages_needed, Known):
+        megabytes = server.settings.value.get("shared_memory_size") if isinstance(server.settings, Known) else None
+        if megabytes is not None and megabytes.isdigit():
+            return Known(int(megabytes) << 20, "sql shared_memory_size")
+    return size
+
+
+def _standby_limits(
+    cluster: ClusterFacts, accepted: Fact[bool], error: StartError | None
+) -> tuple[Fact[bool], StartError | None]:
+    """Refuse a standby whose limits are below its primary's (xlogrecovery.c CheckRequiredParameterValues)."""
+    if not (isinstance(accepted, Known) and accepted.value):
+        return accepted, error
+    if not (isinstance(cluster.standby, Known) and cluster.standby.value) or isinstance(cluster.control, Unknown):
+        return accepted, error
+    settings = cluster.files.settings
+    for name, required in cluster.control.value.required.items():
+        mine = getattr(settings, name, None)
+        if isinstance(mine, Known) and mine.value < required:
+            reason = (
+                f"hot standby is not possible because of insufficient parameter settings: {name} = {mine.value} "
+                f"is a lower setting than on the primary server, where its value was {required}"
+            )
+            return Known(False, f"{cluster.control.source}; {mine.source}"), StartError(None, None, reason)
+    return accepted, error

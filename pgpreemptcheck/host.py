@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgpreemptcheck.errors import UserError
 from pgpreemptcheck.values import Fact, GapKind, Known, Unknown
 
 TEXT_LIMIT = 4 << 20
@@ -24,7 +25,7 @@ TEXT_LIMIT = 4 << 20
 _MAX_LINKS = 40  # as the kernel's own MAXSYMLINKS
 
 
-class HostError(Exception):
+class HostError(UserError):
     """The given root is nothing that can be checked; the message is one line for the user."""
 
 

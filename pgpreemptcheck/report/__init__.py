@@ -1,0 +1,1 @@
+"""Reports: one module an output, each from the same evaluated inspection."""

@@ -1,0 +1,39 @@
+"""The report as JSON: `pgpreemptcheck.report/1` (report.schema.json beside this file)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pgpreemptcheck import __version__
+from pgpreemptcheck.engine.evaluate import Evaluation, Finding, Verdict
+from pgpreemptcheck.report.outcome import Report
+from pgpreemptcheck.report.plain import _bare, facts_document, printable
+from pgpreemptcheck.values import Known
+
+
+def render(report: Report) -> str:
+    """Return the whole report, one document, ASCII only."""
+    return json.dumps(document(report), indent=1) + "\n"
+
+
+def document(report: Report) -> dict[str, Any]:
+    """Return the report as JSON data."""
+    facts = facts_document(report.facts, report.views)
+    release = report.facts.system.kernel.release
+    return {
+        "schema": "pgpreemptcheck.report/1",
+        "tool": {"name": "pgpreemptcheck", "version": __version__},
+        "generated_at": report.generated_at,
+        "horizon_kernels": {"now": release.value if isinstance(release, Known) else None, "next_boot": None},
+        "assumed": [printable(text) for text in report.assumed],
+        "host": facts["host"],
+        "clusters": facts["clusters"],
+        "verdicts": [_verdict(v) for v in report.evaluation.verdicts],
+        "findings": [_finding(f) for f in report.evaluation.findings],
+        "remedies": [],
+        "evidence": [],
+        "unknowns": [_bare(u) for u in report.unknowns],
+        "errors": facts["errors"],
+        "exit_code": report.exit_code,
+    }

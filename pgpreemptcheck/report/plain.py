@@ -1,0 +1,101 @@
+"""Facts as plain data: every leaf is `{"value", "source"}` or `{"unknown", "hint"}` (design: report JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pgpreemptcheck.facts.settings import StartError
+from pgpreemptcheck.inspection import ClusterFacts, Facts
+from pgpreemptcheck.values import Known, Unknown
+from pgpreemptcheck.views import ClusterView, Horizon, View
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters, bidi controls and undecodable bytes escaped: nothing acts on a terminal.
+
+    Files that other users wrote end up in a report that root reads.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if _is_harmless(c) else _escaped(c) for c in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() and not "\ud800" <= char <= "\udfff"
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8 (PEP 383)
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def tree(value: Any) -> Any:
+    """Return facts as JSON data: leaves for what was measured, objects and lists for what holds them."""
+    if isinstance(value, Known):
+        return {"value": _bare(value.value), "source": printable(value.source)}
+    if isinstance(value, Unknown):
+        return {"unknown": printable(value.reason), "hint": printable(value.hint)}
+    if is_dataclass(value):
+        return {f.name: tree(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [tree(item) for item in value]
+    return _bare(value)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(str(key)): _bare(item) for key, item in value.items()}
+    if is_dataclass(value):
+        return {f.name: _bare(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_bare(item) for item in value]
+    return value
+
+
+def _error(error: StartError | None) -> Any:
+    return None if error is None else _bare(error)
+
+
+def cluster_tree(facts: ClusterFacts, views: Mapping[Horizon, ClusterView]) -> dict[str, Any]:
+    """Return one cluster: what runs, and beside it what a crash restart and the next start would be."""
+    now, crash, restart = views["now"], views["crash_restart"], views["next_start"]
+    data: dict[str, Any] = {f.name: tree(getattr(now, f.name)) for f in fields(now)}
+    data["settings"] = tree(now.settings) or {}
+    data["hugetlb_limits"] = tree(facts.hugetlb_limits)
+    data["huge_pages_needed"] = {"now": tree(now.start.pages_needed), "next_start": tree(restart.start.pages_needed)}
+    if now.server is not None:
+        data["server"].pop("settings", None)  # the ones that matter are in `settings`; the rest may hold secrets
+    data["crash_restart"] = {"segment": tree(crash.segment), **_start(crash)}
+    data["next_start"] = {
+        **_start(restart),
+        "accepted": tree(restart.start.accepted),
+        "error": _error(restart.start.error),
+        "settings": tree(restart.settings),
+        "segment": tree(restart.segment),
+    }
+    data["start"] = _start(now)
+    return data
+
+
+def _start(view: ClusterView) -> dict[str, Any]:
+    data: dict[str, Any] = tree(view.start)
+    del data["accepted"], data["error"]
+    return data
+
+
+def facts_document(facts: Facts, views: Mapping[Horizon, View]) -> dict[str, Any]:
+    """Return the `pgpreemptcheck.facts/1` document."""
+    by_id = {horizon: {c.id: c for c in view.clusters} for horizon, view in views.items()}
+    host = tree(views["now"].host)
+    return {
+        "schema": "pgpreemptcheck.facts/1",
+        "host": host,
+        "clusters": [cluster_tree(c, {h: by_id[h][c.id] for h in views}) for c in facts.clusters],
+        "errors": [],
+    }

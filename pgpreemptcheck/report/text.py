@@ -1,0 +1,329 @@
+"""The report for a terminal: the answer first, then why, what to do, and what is not known.
+
+Plain text in 80 columns. Colour only where the caller says that the terminal takes it; without UTF-8 the
+chain is drawn in ASCII.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pgpreemptcheck import __version__
+from pgpreemptcheck.engine.evaluate import Finding, LinkState, Verdict
+from pgpreemptcheck.engine.message import as_bytes
+from pgpreemptcheck.report.outcome import SEVERITIES, Report
+from pgpreemptcheck.report.plain import printable
+from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.views import ClusterView
+
+WIDTH = 80
+
+HORIZON_NAMES = {"now": "now", "crash_restart": "crash restart", "next_start": "next start"}
+LINK_NAMES = {
+    "freelist": "freelist",
+    "base_pages": "base pages",
+    "kernel_preemption": "preemption",
+    "parallelism": "parallelism",
+}
+VERDICT_NAMES = {
+    "observed": "OBSERVED",
+    "exposed": "EXPOSED",
+    "probably-not-exposed": "probably not",
+    "not-exposed": "not exposed",
+    "undetermined": "undetermined",
+    "contradiction": "CONTRADICTION",
+    "not-applicable": "-",
+}
+_COLOURS = {"critical": "1;31", "high": "31", "medium": "33", "low": "36", "info": "2", "good": "32", "bold": "1"}
+
+
+@dataclass(frozen=True)
+class Style:
+    """What the output can show."""
+
+    colour: bool = False
+    unicode: bool = True
+
+    def paint(self, text: str, kind: str) -> str:
+        return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if self.colour else text
+
+    def wrap(self, text: str, kind: str) -> list[str]:
+        """Wrap, then paint: the codes must neither be counted nor escaped."""
+        return [self.paint(line, kind) for line in _wrap(text)]
+
+
+def render(report: Report, style: Style) -> str:
+    """Return the whole text report."""
+    lines = [*_header(report), "", *_answer(report, style)]
+    for cluster in report.views["now"].clusters:
+        lines += ["", *_cluster(report, cluster, style)]
+    lines += _findings(report, style)
+    lines += _unknowns(report, style)
+    lines += ["", *_footer(report)]
+    text = "\n".join(lines) + "\n"
+    return text if style.unicode else text.encode("ascii", "replace").decode("ascii")
+
+
+def _wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def shown(fact: Fact[object], otherwise: str = "unknown") -> str:
+    """Return a fact's value for a line of text."""
+    return printable(str(fact.value)) if isinstance(fact, Known) else otherwise
+
+
+def _header(report: Report) -> list[str]:
+    host = report.views["now"].host
+    kernel = host.kernel.preemption
+    system = f"{shown(host.os.id, 'unknown system')} {shown(host.os.version, '')}".strip()
+    lines = [f"pgpreemptcheck {__version__}   {shown(host.hostname, 'unnamed host')}   {report.generated_at}"]
+    lines += _wrap(f"{system}, Linux {shown(host.kernel.release)} {shown(host.arch)}, {_machine(report)}", "  ", "")
+    if isinstance(kernel.mode, Known):
+        how = {"effective": "read off the running kernel", "boot": "inferred from boot", "build": "inferred from build"}
+        told = how.get(kernel.certainty or "", "")
+        lines += _wrap(f"kernel preemption: {kernel.mode.value} ({told}: {kernel.mode.source})", "  ", "")
+    else:
+        lines += _wrap(f"kernel preemption: unknown ({kernel.mode.reason})", "  ", "")
+    lines += _wrap(f"huge pages: {_pools(report)}", "  ", "")
+    for assumption in report.assumed:
+        lines += _wrap(f"ASSUMED: {assumption}", "  ", "")
+    return lines
+
+
+def _machine(report: Report) -> str:
+    host = report.views["now"].host
+    parts = [f"{shown(host.cpus.online)} CPUs", _size(host.memory.total_bytes) + " memory"]
+    if isinstance(host.virtualization, Known) and host.virtualization.value:
+        parts.append(printable(str(host.virtualization.value)))
+    if isinstance(host.container, Known) and host.container.value:
+        parts.append(f"in a container ({printable(str(host.container.value))})")
+    return ", ".join(parts)
+
+
+def _size(fact: Fact[int]) -> str:
+    return as_bytes(fact.value) if isinstance(fact, Known) else "unknown"
+
+
+def _pools(report: Report) -> str:
+    pools = report.views["now"].host.huge_pages.pools
+    if isinstance(pools, Unknown):
+        return f"unknown ({pools.reason})"
+    told = []
+    for pool in pools:
+        if isinstance(pool.total, Known) and pool.total.value == 0:
+            continue
+        told.append(f"{shown(pool.total)} of {_size(pool.page_bytes)} ({shown(pool.free)} free, "
+                    f"{shown(pool.reserved)} of them promised)")  # fmt: skip
+    return "; ".join(told) or "none reserved"
+
+
+def _answer(report: Report, style: Style) -> list[str]:
+    """The answer, in one paragraph."""
+    clusters = report.views["now"].clusters
+    verdicts = report.evaluation.verdicts
+    if not clusters:
+        hidden = report.facts.hidden
+        if hidden is not None:
+            text = f"UNKNOWN: no PostgreSQL was seen, but one may be here: {hidden.reason}."
+            return _wrap(text) + (_wrap(f"To settle it: {hidden.hint}.", "  ", "") if hidden.hint else [])
+        return [
+            *_wrap("No PostgreSQL was found on this host: nothing here is exposed. What is said below is the "
+                   "host's part. A cluster that does not run can be named with --pgdata DIRECTORY."),  # fmt: skip
+            "To see a full report on a bundled example: pgpreemptcheck demo",
+        ]
+    worst = _worst(verdicts)
+    critical = [f for f in report.evaluation.findings if f.status == "fail" and f.severity == "critical"]
+    lines: list[str] = []
+    for title in dict.fromkeys(f.title for f in critical):
+        lines += style.wrap(f"CRITICAL: {title}.", "critical")
+    if worst is None:
+        return [*lines, *_wrap("No cluster runs or would start: there is no exposure to judge.")]
+    where = _where(worst, verdicts)
+    if worst.verdict in ("observed", "contradiction", "exposed"):
+        text = {
+            "observed": f"OBSERVED: the preemption regression is happening {where}.",
+            "contradiction": f"CONTRADICTION: the profile and the facts disagree {where}.",
+            "exposed": f"EXPOSED ({worst.severity}): the Linux preemption regression can hit {where}.",
+        }[worst.verdict]
+        lines += style.wrap(text, worst.severity)
+        if worst.verdict == "exposed" and worst.severity == "info":
+            lines += _wrap("At this size nothing needs to be done about it.")
+        elif worst.verdict == "exposed":
+            lines += _wrap("What removes it: huge pages that are really in use. See below for what and in which order.")
+    elif worst.verdict == "undetermined":
+        lines += style.wrap(f"UNDETERMINED (at most {worst.severity}): {where}.", worst.severity)
+    elif worst.verdict == "probably-not-exposed":
+        lines += _wrap(f"PROBABLY NOT EXPOSED: {where}, but what says so was inferred, not measured.")
+    else:
+        lines += style.wrap("NOT EXPOSED to the Linux preemption regression, now or at the next start.", "good")
+    return lines
+
+
+_RANK = ("observed", "contradiction", "exposed", "undetermined", "probably-not-exposed", "not-exposed")
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:
+    real = [v for v in verdicts if v.verdict in _RANK]
+    return min(real, key=lambda v: (_RANK.index(v.verdict), SEVERITIES.index(v.severity)), default=None)
+
+
+def _where(worst: Verdict, verdicts: Sequence[Verdict]) -> str:
+    same = [v for v in verdicts if v.verdict == worst.verdict]
+    clusters = list(dict.fromkeys(v.cluster for v in same))
+    horizons = [HORIZON_NAMES[h] for h in dict.fromkeys(v.horizon for v in same)]
+    names = printable(clusters[0] or "") if len(clusters) == 1 else f"{len(clusters)} clusters"
+    return f"{names} ({', '.join(horizons)})"
+
+
+def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str]:
+    state = f"running, pid {shown(cluster.pid)}" if cluster.running else "not running"
+    port = f", port {shown(cluster.port)}" if isinstance(cluster.port, Known) else ""
+    yield style.paint(f"Cluster {printable(cluster.id)}", "bold")
+    yield from _wrap(f"PostgreSQL {shown(cluster.version)}{port}, {state}, owner {shown(cluster.owner)}", "  ")
+    yield from _wrap(_memory_line(cluster), "  ")
+    verdicts = [v for v in report.evaluation.verdicts if v.cluster == cluster.id]
+    if not any(v.links for v in verdicts):
+        return
+    yield ""
+    yield " " * 16 + "".join(f"{LINK_NAMES.get(link.link, link.link):<12}" for link in _links(verdicts)) + "verdict"
+    for verdict in verdicts:
+        yield _chain(verdict, style)
+    yield ""
+    yield from _because(verdicts)
+
+
+def _links(verdicts: Sequence[Verdict]) -> Sequence[LinkState]:
+    return max((v.links for v in verdicts), key=len)
+
+
+def _memory_line(cluster: ClusterView) -> str:
+    settings, segment = cluster.settings, cluster.segment
+    if settings is None or segment is None:
+        return "no shared memory: it does not run"
+    backing = shown(segment.backing)
+    page = f" of {_size(segment.page_bytes)}" if isinstance(segment.page_bytes, Known) else ""
+    pages = {"huge": f"huge pages{page}", "base": f"base pages{page}", "sysv": f"System V memory, base pages{page}"}
+    parts = [
+        f"shared_buffers {_size(settings.shared_buffers)}",
+        f"huge_pages = {shown(settings.huge_pages)}",
+        f"segment {_size(segment.bytes)} on {pages.get(backing, 'pages of unknown size')}",
+    ]
+    if isinstance(cluster.start.pages_needed, Known):
+        parts.append(f"as huge pages: {cluster.start.pages_needed.value:,} of {_size(cluster.start.page_bytes)}")
+    return ", ".join(parts)
+
+
+def _chain(verdict: Verdict, style: Style) -> str:
+    """One row: the links as a chain, the broken one visibly cut."""
+    solid, cut, open_ = ("─", "╳", "?") if style.unicode else ("-", "X", "?")
+    row = f"  {HORIZON_NAMES[verdict.horizon]:<14}"
+    for position, link in enumerate(verdict.links):
+        word = {"holds": "holds", "broken": "BROKEN", "unknown": "unknown"}[link.state]
+        last = position == len(verdict.links) - 1
+        rest = 11 - len(word)
+        joint = {"holds": solid, "broken": cut, "unknown": open_}[link.state]
+        bar = f" {solid}{joint}{solid * (rest - 3)} " if not last else (f" {joint}" if link.state == "broken" else "")
+        painted = style.paint(word, {"holds": "medium", "broken": "good", "unknown": "bold"}[link.state])
+        row += painted + bar.ljust(12 - len(word))
+    if not verdict.links:
+        row += " " * 48
+    name = VERDICT_NAMES[verdict.verdict]
+    if verdict.verdict in ("exposed", "undetermined"):
+        name += f", {verdict.severity}"
+    if verdict.dormant:
+        name += " (dormant)"
+    return (row + style.paint(name, verdict.severity)).rstrip()
+
+
+def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Why each link is as it is, once where the horizons agree."""
+    for position, link in enumerate(_links(verdicts)):
+        reasons: dict[str, list[str]] = {}
+        for verdict in verdicts:
+            if position < len(verdict.links):
+                state = verdict.links[position]
+                certainty = "" if state.state == "unknown" else f" ({state.certainty})"
+                reasons.setdefault(f"{state.state}{certainty}: {state.because}", []).append(
+                    HORIZON_NAMES[verdict.horizon]
+                )
+        for text, horizons in reasons.items():
+            when = "" if len(reasons) == 1 else f"{', '.join(horizons)}: "
+            label = f"  {LINK_NAMES.get(link.link, link.link):<12}"
+            yield from _wrap(f"{when}{text}", " " * 14, label)
+
+
+def _findings(report: Report, style: Style) -> list[str]:
+    groups: dict[tuple[str, str | None, str], list[Finding]] = {}
+    for finding in report.evaluation.findings:
+        if finding.status in ("fail", "error"):
+            groups.setdefault((finding.rule, finding.cluster, finding.detail), []).append(finding)
+    if not groups:
+        return []
+    lines = ["", style.paint("Findings", "bold")]
+    ordered = sorted(groups.values(), key=lambda same: min(SEVERITIES.index(f.severity) for f in same))
+    for same in ordered:
+        lines += ["", *_finding(same, style, many=len(report.views["now"].clusters) > 1)]
+    return lines
+
+
+def _finding(same: Sequence[Finding], style: Style, *, many: bool) -> Iterator[str]:
+    worst = min(same, key=lambda f: SEVERITIES.index(f.severity))
+    horizons = ", ".join(HORIZON_NAMES[f.horizon] for f in same)
+    yield from _wrap(f"{worst.severity.upper()}  {worst.rule}  {worst.title}  ({horizons})", "  ", "")
+    if many and worst.cluster is not None:
+        yield from _wrap(f"cluster {worst.cluster}", "  ")
+    yield from _part("seen", "; ".join(f"{e.fact} = {e.shown} ({e.source})" for e in worst.evidence))
+    yield from _part("expected", worst.expected)
+    yield from _part("why", worst.detail)
+    yield from _part("do", worst.action)
+    yield from _part("check", worst.verify)
+    yield from _part("undo", worst.undo)
+    if worst.thresholds:
+        yield from _part("note", "the severity rests on heuristic cut-offs: " + "; ".join(worst.thresholds))
+
+
+def _part(label: str, text: str) -> Iterable[str]:
+    return _wrap(text, " " * 12, f"  {label + ':':<10}") if text else ()
+
+
+def _unknowns(report: Report, style: Style) -> list[str]:
+    if not report.unknowns:
+        return []
+    lines = ["", style.paint("Not known", "bold")]
+    many = len(report.views["now"].clusters) > 1
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for question in report.unknowns:
+        owner = f"{question.cluster}: " if many and question.cluster else ""
+        reasons.setdefault((question.reason, question.hint), []).append(owner + question.fact)
+    for (reason, hint), names in reasons.items():
+        shown_names = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        lines += _wrap(f"{shown_names}: {reason}" + (f". To settle it: {hint}" if hint else ""), "    ", "  ")
+    hints: dict[str, set[tuple[str | None, str]]] = {}
+    for question in report.unknowns:
+        if question.hint:
+            hints.setdefault(question.hint, set()).update((question.cluster, rule) for rule in question.settles)
+    if hints:
+        best = max(hints, key=lambda hint: len(hints[hint]))
+        lines += _wrap(f"What would settle most ({len(hints[best])} checks): {best}", "  ")
+    return lines
+
+
+def _footer(report: Report) -> list[str]:
+    counts = {status: 0 for status in ("pass", "fail", "unknown", "not-applicable", "error", "waived")}
+    for finding in report.evaluation.findings:
+        counts[finding.status] += 1
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    reasons = {
+        0: f"nothing at or above {report.fail_on}" if report.fail_on != "never" else "--fail-on never",
+        1: f"something at or above {report.fail_on} was found",
+        3: f"something at or above {report.fail_on} is not known",
+    }
+    return [*_wrap(f"Checks: {told}. Exit code {report.exit_code}: {reasons[report.exit_code]}."),
+            *_wrap("All of it, passes included: --format json. One rule explained: pgpreemptcheck rules show ID")]  # fmt: skip
+

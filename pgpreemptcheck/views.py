@@ -7,7 +7,8 @@ A view is a complete set of facts under the same names, so that one rule serves 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from pgpreemptcheck.facts.cpus import CpuShare
@@ -52,20 +53,46 @@ class ClusterView:
 
 
 @dataclass(frozen=True)
+class Demand:
+    """All huge pages of the host against all who want them, in bytes over all page sizes."""
+
+    pool_bytes: Fact[int] = measured(unit="bytes", doc="reserved by the host, all sizes")
+    clusters_bytes: Fact[int] = measured(unit="bytes", doc="wanted by the clusters here, at this horizon")
+    foreign_bytes: Fact[int] = measured(unit="bytes", doc="used by or promised to anything else")
+    nodes_uneven: Fact[bool] = measured(doc="a pool differs between memory nodes by more than a tenth")
+
+
+@dataclass(frozen=True)
+class HostView(System):
+    """The host at one horizon, with what follows from its clusters."""
+
+    hidden_clusters: Fact[int] = measured(doc="0; unknown where a cluster may run that cannot be seen")
+    demand: Demand = measured()
+
+
+@dataclass(frozen=True)
 class View:
     """All facts at one horizon."""
 
     horizon: Horizon
-    host: System
+    host: HostView
     clusters: tuple[ClusterView, ...]
 
 
 def make_views(facts: Facts) -> dict[Horizon, View]:
     """Return a view for each horizon, in the order of HORIZONS."""
-    return {
-        horizon: View(horizon, facts.system, tuple(_cluster(facts.system, c, horizon) for c in facts.clusters))
-        for horizon in HORIZONS
-    }
+    return {horizon: _view(facts, horizon) for horizon in HORIZONS}
+
+
+def _view(facts: Facts, horizon: Horizon) -> View:
+    system = facts.system
+    clusters = tuple(_cluster(system, cluster, horizon) for cluster in facts.clusters)
+    host = HostView(
+        **{field.name: getattr(system, field.name) for field in fields(system)},
+        hidden_clusters=facts.hidden or Known(0, "the process list"),
+        demand=_demand(system, facts.clusters, clusters),
+    )
+    return View(horizon, host, clusters)
 
 
 def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> ClusterView:
@@ -124,6 +151,48 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> Cluster
         server=cluster.server,
         start=begin,
     )
+
+
+def _demand(system: System, facts: Sequence[ClusterFacts], clusters: Sequence[ClusterView]) -> Demand:
+    pools = system.huge_pages.pools
+    if isinstance(pools, Unknown):
+        return Demand(pools, _wanted(clusters), pools, pools)
+    reserved = promised = 0
+    uneven: Fact[bool] = Known(False, "/sys/devices/system/node")
+    for pool in pools:
+        counts = (pool.page_bytes, pool.total, pool.free, pool.reserved)
+        for fact in counts:
+            if isinstance(fact, Unknown):
+                return Demand(fact, _wanted(clusters), fact, fact)
+        page, total, free, promise = (fact.value for fact in counts if isinstance(fact, Known))
+        reserved += page * total
+        promised += page * (total - free + promise)
+        if isinstance(pool.per_node, Known) and len(pool.per_node.value) > 1 and total:
+            spread = pool.per_node.value.values()
+            if max(spread) - min(spread) > max(1, total // len(spread) // 10):
+                uneven = Known(True, pool.per_node.source)
+    source = "/sys/kernel/mm/hugepages"
+    ours = sum(h.pages * h.page_bytes for h in (held(cluster.segment) for cluster in facts))
+    unseen = next((c.segment.backing for c in facts if c.segment and isinstance(c.segment.backing, Unknown)), None)
+    foreign: Fact[int] = Known(max(0, promised - ours), source)
+    if unseen is not None and promised > ours:
+        foreign = unseen
+    return Demand(Known(reserved, source), _wanted(clusters), foreign, uneven)
+
+
+def _wanted(clusters: Sequence[ClusterView]) -> Fact[int]:
+    """Return the sum of what all clusters would take as huge pages, those with huge_pages = off left out."""
+    total = 0
+    for cluster in clusters:
+        settings, begin = cluster.settings, cluster.start
+        if settings is None or (isinstance(settings.huge_pages, Known) and settings.huge_pages.value == "off"):
+            continue
+        if isinstance(begin.pages_needed, Unknown):
+            return begin.pages_needed
+        if isinstance(begin.page_bytes, Unknown):
+            return begin.page_bytes
+        total += begin.pages_needed.value * begin.page_bytes.value
+    return Known(total, "the segments of the clusters found")
 
 
 def _outcome_now(begin: Start, segment: Segment | None) -> Fact[Outcome]:

@@ -1,51 +1,63 @@
-"""The kernel: release, build configuration, command line, and the preemption model that is in force."""
+"""The kernel: release, build configuration, command line, and the preemption model that is in force.
+
+The model in force has no single place where everybody may read it, so the first rung that answers counts:
+RT (uname, build, /sys/kernel/realtime); sched/preempt in debugfs; a build that is not dynamic; the last mode line
+or backtrace header in the kernel log of this boot; the build's model with the last valid `preempt=`; the version
+token of `uname -v`. Only the first four tell the model in force now; the rest is what was so at boot.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from pgpreemptcheck.values import Fact, Unknown, measured
+from pgpreemptcheck.facts import kernel_command_line, kernel_config, kernel_log, meminfo
+from pgpreemptcheck.facts.kernel_command_line import CommandLine, RequestedHugePages
+from pgpreemptcheck.facts.kernel_config import (
+    LAZY_ARCHITECTURES,
+    LAZY_FROM,
+    RESTRICTED_FROM,
+    Build,
+    Mode,
+    VersionToken,
+    architecture_of,
+    version_of,
+)
+from pgpreemptcheck.facts.kernel_log import LogEvidence
+from pgpreemptcheck.host import Host
+from pgpreemptcheck.values import Fact, Known, Unknown, measured
 
-Mode = Literal["none", "voluntary", "full", "lazy", "rt"]
+__all__ = [
+    "Build",
+    "CommandLine",
+    "Identity",
+    "Kernel",
+    "Mode",
+    "ModeCertainty",
+    "Preemption",
+    "RequestedHugePages",
+    "VersionToken",
+    "identify",
+    "read",
+    "sched_ext",
+]
+
 ModeCertainty = Literal["effective", "boot", "build"]
-VersionToken = Literal["PREEMPT", "PREEMPT_DYNAMIC", "PREEMPT_RT"]
+
+DEBUGFS = "/sys/kernel/debug/sched/preempt"
+_MODES: tuple[Mode, ...] = ("none", "voluntary", "full", "lazy")
 
 
 @dataclass(frozen=True)
-class Build:
-    """What the kernel's build configuration says."""
+class Identity:
+    """What names the running kernel."""
 
-    model: Fact[Mode] = measured(doc="the preemption model it was built with")
-    dynamic: Fact[bool] = measured(doc="CONFIG_PREEMPT_DYNAMIC: the model can be chosen at boot")
-    selectable: Fact[tuple[str, ...]] = measured(doc="the models that preempt= accepts; none where not dynamic")
-    lazy_supported: Fact[bool] = measured(doc="CONFIG_ARCH_HAS_PREEMPT_LAZY")
-    rseq_slice_extension: Fact[bool] = measured(doc="CONFIG_RSEQ_SLICE_EXTENSION is built in")
-    hugetlbfs: Fact[bool] = measured(doc="CONFIG_HUGETLBFS: the kernel has huge pages at all")
-    cgroup_hugetlb: Fact[bool] = measured(doc="CONFIG_CGROUP_HUGETLB")
-    thp_default: Fact[Literal["always", "madvise", "never"]] = measured(doc="transparent huge pages at boot")
-    base_page_bytes: Fact[int] = measured(unit="bytes", doc="the base page size it was built for")
-
-
-@dataclass(frozen=True)
-class RequestedHugePages:
-    """One `hugepages=` request on the command line."""
-
-    page_bytes: Fact[int] = measured(unit="bytes")
-    pages: Fact[int] = measured(unit="pages")
-    node: Fact[int | None] = measured(doc="the NUMA node, null for all")
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """The command line that the running kernel was booted with."""
-
-    text: Fact[str] = measured()
-    preempt: Fact[str | None] = measured(doc="the last preempt= as written, null if there is none")
-    default_huge_page_bytes: Fact[int | None] = measured(unit="bytes", doc="default_hugepagesz=, null if not given")
-    huge_pages: tuple[RequestedHugePages, ...] | Unknown = measured(doc="hugepagesz= and hugepages= requests")
-    transparent_hugepage: Fact[str | None] = measured(doc="transparent_hugepage= as written, null if not given")
-    isolated_cpus: Fact[str | None] = measured(doc="the CPU list of isolcpus=, null if not given")
+    release: Fact[str]
+    version: Fact[str]  # uname -v
+    token: Fact[VersionToken | None]
+    arch: Fact[str]  # uname -m
+    nodename: Fact[str]
 
 
 @dataclass(frozen=True)
@@ -66,3 +78,468 @@ class Kernel:
     build: Build = measured()
     command_line: CommandLine = measured()
     preemption: Preemption = measured()
+
+
+def read(host: Host, identity: Identity | None = None) -> Kernel:
+    """Return the kernel of a host."""
+    identity = identity or identify(host)
+    config = kernel_config.read(host, identity.release, identity.token)
+    architecture = _architecture(identity)
+    if architecture is None and isinstance(config, kernel_config.Config) and config.architecture:
+        architecture = architecture_of(config.architecture)
+    default_size = meminfo.read(host).size("Hugepagesize")
+    command_line = kernel_command_line.read(host, default_size, architecture)
+    ladder = _Ladder(host, identity, kernel_config.build(config), command_line, architecture)
+    return Kernel(
+        release=identity.release,
+        version_token=identity.token,
+        lockdown=_lockdown(host, ladder.debugfs),
+        build=ladder.build,
+        command_line=command_line,
+        preemption=ladder.preemption(),
+    )
+
+
+# identity ---------------------------------------------------------------------------------------
+
+
+def identify(host: Host) -> Identity:
+    """Return what `uname` says, or what of it lies in /proc and in the kernel log."""
+    found = _from_uname(host.output("uname"))
+    gaps = [fact for fact in (found.release, found.version, found.arch) if isinstance(fact, Unknown)]
+    if gaps and gaps[0].kind != "unsupported":
+        found = _complete(host, found)
+    if isinstance(found.version, Known) and isinstance(found.token, Unknown):
+        found = replace(found, token=_token(found.version))
+    return found
+
+
+def _from_uname(text: Fact[str]) -> Identity:
+    """Parse `uname -a` (or -srvm, -r, -v), skipping lines of another kind before it."""
+    if isinstance(text, Unknown):
+        return Identity(text, text, text, text, text)
+    unread = Unknown(f"{text.source} holds no line of uname", "add the output of uname -a")
+    found = Identity(unread, unread, unread, unread, unread)
+    for line in text.value.splitlines():
+        words = line.lstrip("> \t").split()
+        if not words:
+            continue
+        if words[0] == "Linux" and len(words) > 2:
+            at = 1 if version_of(words[1]) and words[2].startswith("#") else 2
+            if version_of(words[at]) is None or len(words) <= at + 1:
+                continue
+            rest = words[at + 1 :]
+            machine = next((n for n, word in enumerate(rest) if n and _is_machine(word)), None)
+            return Identity(
+                release=Known(words[at], text.source),
+                version=Known(" ".join(rest[:machine]), text.source),
+                token=unread,
+                arch=Known(rest[machine], text.source) if machine is not None else unread,
+                nodename=Known(words[1], text.source) if at == 2 else unread,
+            )
+        if words[0] in ("Darwin", "FreeBSD", "OpenBSD", "NetBSD", "SunOS", "AIX", "CYGWIN_NT-10.0"):
+            foreign = Unknown(f"this host runs {words[0]}, not Linux: out of scope", kind="unsupported")
+            arch: Fact[str] = Known(words[-1], text.source) if _is_machine(words[-1]) else foreign
+            return Identity(foreign, foreign, foreign, arch, foreign)
+        if len(words) == 1 and re.match(r"\d+\.\d+[.\d]*\S*$", words[0]):
+            found = replace(found, release=Known(words[0], text.source))
+        elif re.match(r"#\d", words[0]) and len(words) > 2:
+            found = replace(found, version=Known(" ".join(words), text.source))
+    return found
+
+
+def _is_machine(word: str) -> bool:
+    return bool(
+        re.fullmatch(
+            r"x86_64|i[3-6]86|aarch64(_be)?|arm64|armv\w+|ppc(64)?(le)?|s390x?|riscv(32|64)|loongarch64|"
+            r"mips\w*|sparc(64)?|ia64|alpha|parisc(64)?|m68k",
+            word,
+        )
+    )
+
+
+def _complete(host: Host, found: Identity) -> Identity:
+    """Fill in from /proc, or from the line that begins the kernel log."""
+    release = host.read("/proc/sys/kernel/osrelease", limit=4096)
+    if isinstance(release, Known) and isinstance(found.release, Unknown) and version_of(release.value.strip()):
+        found = replace(found, release=Known(release.value.strip(), release.source))
+    version = host.read("/proc/sys/kernel/version", limit=4096)
+    if isinstance(version, Known) and isinstance(found.version, Unknown):
+        found = replace(found, version=Known(version.value.strip(), version.source))
+    arch = host.read("/proc/sys/kernel/arch", limit=4096)
+    if isinstance(arch, Known) and isinstance(found.arch, Unknown):
+        found = replace(found, arch=Known(arch.value.strip(), arch.source))
+    line = host.read("/proc/version", limit=4096)
+    if isinstance(found.release, Unknown) and isinstance(line, Unknown):
+        line = host.output("dmesg")
+    match = (
+        re.search(r"\bLinux version (\d\S*)(?:[^\n]*?(#\d[^\n]*))?", kernel_log.boot_text(line.value))
+        if isinstance(line, Known)
+        else None
+    )
+    if match is not None and isinstance(line, Known):
+        if isinstance(found.release, Unknown):
+            found = replace(found, release=Known(match[1], line.source))
+        if isinstance(found.version, Unknown) and match[2]:
+            found = replace(found, version=Known(match[2].strip(), line.source))
+    if isinstance(found.arch, Unknown) and isinstance(found.release, Known):
+        suffix = re.search(r"[.-](x86_64|amd64|aarch64|arm64|ppc64le|s390x|riscv64)\b", found.release.value)
+        if suffix:
+            name = {"amd64": "x86_64", "arm64": "aarch64"}.get(suffix[1], suffix[1])
+            found = replace(found, arch=Known(name, f"the release {found.release.value}", "inferred"))
+    return found
+
+
+def _token(version: Known[str]) -> Fact[VersionToken | None]:
+    """Return the PREEMPT word of `uname -v` (init/Makefile; the RT patches before 5.4 print `PREEMPT RT`)."""
+    patterns: tuple[tuple[str, VersionToken], ...] = (
+        (r"PREEMPT[_ ]RT", "PREEMPT_RT"),
+        ("PREEMPT_DYNAMIC", "PREEMPT_DYNAMIC"),
+        ("PREEMPT", "PREEMPT"),
+    )
+    for pattern, token in patterns:
+        if re.search(rf"(?:^|\s){pattern}(?!\S)", version.value):
+            return Known(token, f"{version.source}: {version.value}")
+    if "PREEMPT" in version.value:
+        return Unknown(f"the version {version.value!r} ({version.source}) is cut or unknown after PREEMPT")
+    return Known(None, f"{version.source}: {version.value}")
+
+
+def _architecture(identity: Identity) -> str | None:
+    return architecture_of(identity.arch.value) if isinstance(identity.arch, Known) else None
+
+
+# lockdown, sched_ext ----------------------------------------------------------------------------
+
+
+def _lockdown(host: Host, debugfs: Fact[str]) -> Fact[Literal["none", "integrity", "confidentiality"]]:
+    path = "/sys/kernel/security/lockdown"
+    text = host.read(path, limit=4096)
+    if isinstance(text, Unknown):
+        suspicion = ""
+        if isinstance(debugfs, Unknown) and debugfs.kind == "lockdown":
+            suspicion = f"; that root may not read {DEBUGFS} suggests that it is on"
+        hint = text.hint or ("mount securityfs, or read it on the host itself" if text.kind == "absent" else "")
+        return Unknown(f"the lockdown state is not known: {text.reason}{suspicion}", hint, text.kind)
+    word: Literal["none", "integrity", "confidentiality"]
+    for word in ("none", "integrity", "confidentiality"):
+        if f"[{word}]" in text.value.split():
+            return Known(word, path)
+    return Unknown(f"{path} marks no state: {text.value.strip()[:80]!r}")
+
+
+def sched_ext(host: Host, identity: Identity) -> Fact[bool]:
+    """Return whether a sched_ext (BPF) scheduler runs the tasks (/sys/kernel/sched_ext/state, Linux 6.12)."""
+    path = "/sys/kernel/sched_ext/state"
+    state = host.read(path, limit=4096)
+    if isinstance(state, Known):
+        return Known(state.value.strip() == "enabled", path)
+    if state.kind != "absent":
+        return state
+    version = version_of(identity.release.value) if isinstance(identity.release, Known) else None
+    if host.live:
+        return Known(False, f"{path} is not there")
+    if version is not None and version < (6, 12):
+        return Known(False, f"Linux {version[0]}.{version[1]} has no sched_ext", "inferred")
+    return state
+
+
+# the ladder -------------------------------------------------------------------------------------
+
+
+class _Ladder:
+    """Collects the evidence in the order of its worth and stops asking when a rung answers."""
+
+    def __init__(
+        self, host: Host, identity: Identity, build: Build, command_line: CommandLine, architecture: str | None
+    ) -> None:
+        self.host = host
+        self.identity = identity
+        self.command_line = command_line
+        self.architecture = architecture
+        self.version = version_of(identity.release.value) if isinstance(identity.release, Known) else None
+        self.logs: list[LogEvidence] = []
+        self.log_gaps: list[Unknown] = []
+        self.debugfs = host.read(DEBUGFS, limit=4096)
+        self.listed, self.marked = _debugfs_words(self.debugfs)
+        self.build = self._with_debugfs(build)
+        self.rt = self._real_time()
+        if self.rt is None and self.marked is None and not self._is_static():
+            self._ask_logs()
+        self.build = self._with_logs_and_version(self.build)
+
+    # evidence
+
+    def _with_debugfs(self, build: Build) -> Build:
+        if isinstance(self.debugfs, Known):
+            build = replace(build, dynamic=Known(True, DEBUGFS))
+        if self.listed:
+            build = replace(build, selectable=Known(self.listed, DEBUGFS))
+        return build
+
+    def _is_static(self) -> bool:
+        """Say whether the build file alone settles the model: the kernel is not dynamic."""
+        return (
+            isinstance(self.build.dynamic, Known)
+            and not self.build.dynamic.value
+            and isinstance(self.build.model, Known)
+        )
+
+    def _real_time(self) -> Known[Mode] | None:
+        token, model = self.identity.token, self.build.model
+        if isinstance(token, Known) and token.value == "PREEMPT_RT":
+            return Known("rt", token.source)
+        if isinstance(model, Known) and model.value == "rt":
+            return Known("rt", model.source)
+        path = "/sys/kernel/realtime"
+        flag = self.host.read(path, limit=64)
+        if isinstance(flag, Known) and flag.value.strip() == "1":
+            return Known("rt", path)
+        return None
+
+    def _ask_logs(self) -> None:
+        """Read the ring buffer, then the slower logs as long as none of them tells the mode."""
+        release = self.identity.release
+        token = self.identity.token
+        for name in ("dmesg", "journal", "file"):
+            if name == "file":
+                text = kernel_log.boot_log_file(self.host, release, self.command_line.text)
+            else:
+                text = self.host.output(name)
+            if isinstance(text, Unknown):
+                self.log_gaps.append(text)
+            else:
+                evidence = kernel_log.scan(text.value, text.source, self.version)
+                self.logs.append(evidence)
+                if evidence.mode is not None or evidence.emulator:
+                    return
+            if self._emulator() or (isinstance(token, Known) and token.value is None):
+                return  # neither has mode lines: not worth the wait for the journal
+
+    def _emulator(self) -> str | None:
+        """Return what emulates a kernel here: its release and version are made up and say nothing."""
+        release, version, text = self.identity.release, self.identity.version, self.command_line.text
+        for fact in (release, version, text):
+            if isinstance(fact, Known) and "gvisor" in fact.value.lower():
+                return "gVisor"
+        if isinstance(version, Known) and version.value.startswith("#1 SMP Sun Jan 10 15:06:54 PST 2016"):
+            return "gVisor"  # the constant of pkg/sentry/kernel, whatever the host runs
+        if isinstance(release, Known) and release.value.endswith("-Microsoft"):
+            return "WSL 1"
+        return next((log.emulator for log in self.logs if log.emulator), None)
+
+    def _with_logs_and_version(self, build: Build) -> Build:
+        """Fill in what the build file would say, from the log, else from the token and the version."""
+        token = self.identity.token
+        if isinstance(build.model, Unknown) and self.rt is not None:
+            build = replace(build, model=self.rt)
+        if self._emulator():
+            return build
+        if isinstance(build.dynamic, Unknown):
+            log = next((log for log in self.logs if log.dynamic), None)
+            if log is not None:
+                build = replace(build, dynamic=Known(True, f'{log.source}: "Dynamic Preempt:" lines'))
+            elif isinstance(token, Known) and token.value == "PREEMPT_DYNAMIC":
+                build = replace(build, dynamic=Known(True, token.source))
+            elif isinstance(token, Known) and self._token_is_static(token.value):
+                build = replace(build, dynamic=Known(False, token.source, "inferred"))
+        if isinstance(build.selectable, Unknown) and isinstance(build.dynamic, Known):
+            build = replace(build, selectable=self._selectable_without_list(build))
+        return build
+
+    def _token_is_static(self, token: VersionToken | None) -> bool:
+        """Say whether the version token excludes a dynamic kernel: those print PREEMPT from 5.12 to 5.17."""
+        if token == "PREEMPT":
+            return self.version is not None and not (5, 12) <= self.version < (5, 18)
+        return token is None
+
+    def _selectable_without_list(self, build: Build) -> Fact[tuple[str, ...]]:
+        assert isinstance(build.dynamic, Known) and isinstance(build.selectable, Unknown)
+        if not build.dynamic.value:
+            return Known((), build.dynamic.source, build.dynamic.certainty)
+        for log in self.logs:
+            if log.dynamic and {"none", "voluntary"} & set(log.refused):
+                return Known(("full", "lazy"), f"{log.source}: the kernel refused {', '.join(log.refused)}", "inferred")
+        takes = [(mode, self._takes_by_version(mode)) for mode in _MODES]
+        if self.version is None or any(answer is None for _, answer in takes):
+            return build.selectable
+        source = f"Linux {self.version[0]}.{self.version[1]} on {self.architecture}"
+        return Known(tuple(mode for mode, answer in takes if answer), source, "inferred")
+
+    def _takes_by_version(self, value: str) -> bool | None:
+        """Say whether a dynamic mainline kernel of this version takes a value; None: not known."""
+        version, architecture = self.version, self.architecture
+        if value not in _MODES:
+            return False
+        if value == "full":
+            return True
+        if version is None or self.rt is not None:
+            return None
+        lazy: bool | None = None
+        if version < LAZY_FROM:
+            lazy = False
+        elif architecture == "x86" or (architecture in LAZY_ARCHITECTURES and version >= (6, 18)):
+            lazy = True
+        if value == "lazy":
+            return lazy
+        return True if version < RESTRICTED_FROM else (not lazy if lazy is not None else None)
+
+    def _takes(self, value: str) -> bool | None:
+        """Say whether this kernel takes `preempt=VALUE`; None: not known."""
+        dynamic, selectable = self.build.dynamic, self.build.selectable
+        if any(value in log.refused for log in self.logs):
+            return False
+        if isinstance(selectable, Known):
+            return value in selectable.value
+        if isinstance(dynamic, Unknown):
+            return None if value in _MODES else False
+        return self._takes_by_version(value)
+
+    # answers
+
+    def preemption(self) -> Preemption:
+        emulator = self._emulator()
+        if emulator:
+            gap = Unknown(
+                f"this is {emulator}'s emulated kernel: what preempts is the kernel of the host around it",
+                "run pgpreemptcheck on that host",
+                kind="unsupported",
+            )
+            return Preemption(gap, None, gap, gap)
+        mode, certainty = self._mode()
+        preemptible: Fact[bool]
+        if isinstance(mode, Known):
+            preemptible = Known(mode.value in ("full", "lazy", "rt"), mode.source, mode.certainty)
+        else:
+            preemptible = self._preemptible_by_token(mode)
+        scheduler = sched_ext(self.host, self.identity)
+        if isinstance(scheduler, Known) and scheduler.value:
+            preemptible = Unknown(
+                f"a sched_ext (BPF) scheduler is active ({scheduler.source}): it decides who is preempted when",
+                "check again with the scheduler stopped",
+            )
+        return Preemption(mode, certainty, preemptible, self._ignored())
+
+    def _mode(self) -> tuple[Fact[Mode], ModeCertainty | None]:
+        if self.rt is not None:
+            return self.rt, "effective"
+        if self.marked is not None:
+            return Known(self.marked, f"{DEBUGFS} (debugfs)"), "effective"
+        if self._is_static():
+            assert isinstance(self.build.model, Known)
+            return replace(self.build.model, source=f"{self.build.model.source} (not dynamic)"), "effective"
+        for log in self.logs:
+            if log.mode is not None:
+                return log.mode, "effective"
+        return self._mode_at_boot()
+
+    def _mode_at_boot(self) -> tuple[Fact[Mode], ModeCertainty | None]:
+        """The last valid `preempt=`, else what the kernel was built with: a change at run time is not seen here."""
+        start = self._built_with()
+        if isinstance(self.build.dynamic, Known) and not self.build.dynamic.value:
+            if isinstance(start, Known):
+                return start, "effective"
+            return start, None
+        line = self.command_line.text
+        if isinstance(line, Unknown):
+            return start, "build" if isinstance(start, Known) else None
+        given = kernel_command_line.values(kernel_command_line.split(line.value), "preempt")
+        for value in reversed(given):
+            takes = self._takes(value)
+            if takes is None or (takes and not self._is_dynamic()):
+                return self._unknown_mode(f"whether this kernel takes preempt={value} is not known"), None
+            if takes:
+                mode = next(m for m in _MODES if m == value)
+                return Known(mode, f"{line.source} preempt={value}", "inferred"), "boot"
+        if isinstance(start, Unknown):
+            return start, None
+        return replace(start, source=f"{start.source}, no valid preempt= in {line.source}"), "boot"
+
+    def _is_dynamic(self) -> bool:
+        return isinstance(self.build.dynamic, Known) and self.build.dynamic.value
+
+    def _built_with(self) -> Fact[Mode]:
+        if isinstance(self.build.model, Known):
+            return replace(self.build.model, certainty="inferred")
+        token = self.identity.token
+        if isinstance(token, Known) and token.value == "PREEMPT" and self.version is not None:
+            if self.version < (5, 12) or (5, 18) <= self.version < LAZY_FROM:
+                return Known("full", f"{token.source} (a build that is not dynamic)")
+            if self.version < (5, 16):  # dynamic kernels of these versions are built full
+                return Known("full", token.source, "inferred")
+            if self.version >= LAZY_FROM:
+                return self._unknown_mode("uname says PREEMPT, which a full and a lazy build both print")
+        if isinstance(token, Known) and token.value is None:
+            return self._unknown_mode("uname names no preemption model, so the build is none or voluntary")
+        return self._unknown_mode("")
+
+    def _preemptible_by_token(self, mode: Unknown) -> Fact[bool]:
+        """Where the mode is open between two, both may answer the question that matters."""
+        token = self.identity.token
+        if isinstance(token, Unknown) or self.version is None:
+            return mode
+        if token.value == "PREEMPT" and self.version >= LAZY_FROM:
+            return Known(True, f"{token.source} (full or lazy, not dynamic)")
+        if token.value is None:
+            if self.version >= RESTRICTED_FROM and (
+                self.architecture is None or self.architecture in LAZY_ARCHITECTURES
+            ):
+                return mode  # no such build is possible there: something else is odd
+            return Known(False, f"{token.source} (none or voluntary, not dynamic)", "inferred")
+        return mode
+
+    def _unknown_mode(self, first: str) -> Unknown:
+        """Say what was asked for the model in force, and the cheapest way to learn it."""
+        gaps = [gap for gap in (self.debugfs, self.build.model, *self.log_gaps) if isinstance(gap, Unknown)]
+        tried = [gap.reason for gap in gaps]
+        if isinstance(self.debugfs, Known):
+            tried.insert(0, f"{DEBUGFS} marks no mode")
+        if self.logs:
+            tried.append(f"no mode line in {', '.join(log.source for log in self.logs)}")
+        reason = "; ".join(dict.fromkeys([first, *tried] if first else tried))
+        kinds = [gap.kind for gap in gaps]
+        if "permission" in kinds:
+            return Unknown(reason, "run as root", kind="permission")
+        if not self.host.live:
+            hint = f"add dmesg.txt, {DEBUGFS.lstrip('/')} or the kernel's build configuration to the capture"
+        elif "lockdown" in kinds:
+            hint = "journalctl -k -b | grep 'Dynamic Preempt'"
+        else:
+            hint = f"on the host, as root: mount -t debugfs none /sys/kernel/debug; cat {DEBUGFS}"
+        return Unknown(reason, hint, kind="lockdown" if "lockdown" in kinds else "absent")
+
+    def _ignored(self) -> Fact[str | None]:
+        preempt = self.command_line.preempt
+        if isinstance(preempt, Unknown):
+            return preempt
+        if preempt.value is None:
+            return Known(None, f"no preempt= in {preempt.source}")
+        takes = self._takes(preempt.value)
+        refusing = next((log for log in self.logs if preempt.value in log.refused), None)
+        if takes is None:
+            return Unknown(
+                f"whether this kernel takes preempt={preempt.value} is not known",
+                "read the kernel log of this boot, or the build configuration",
+            )
+        if refusing is not None:
+            return Known(preempt.value, f"{preempt.source}, refused in {refusing.source}")
+        if isinstance(self.build.selectable, Known):
+            by = self.build.selectable
+            certainty = by.certainty
+            source = f"{preempt.source} preempt={preempt.value}, against {by.source}"
+        else:
+            certainty, source = "inferred", f"{preempt.source} preempt={preempt.value}"
+        return Known(None if takes else preempt.value, source, certainty)
+
+
+def _debugfs_words(text: Fact[str]) -> tuple[tuple[str, ...], Mode | None]:
+    """Return the modes that sched/preempt lists, and the one in parentheses (none marked: None)."""
+    if isinstance(text, Unknown):
+        return (), None
+    words = text.value.lstrip("> ").split()
+    marked = [word[1:-1] for word in words if word.startswith("(") and word.endswith(")")]
+    listed = tuple(word.strip("()") for word in words)
+    if not all(word in _MODES for word in listed):
+        return (), None
+    mode = next((m for m in _MODES if marked == [m]), None)
+    return listed, mode

@@ -21,10 +21,8 @@ _RULE_KEYS = ("name", "facts", "unknown", "horizon", "expect", "severity")
 _SCENARIO_KEYS = (*_RULE_KEYS, "dormant", "links", "settles")
 
 
-class TestFailure(NamedTuple):
+class FailedTest(NamedTuple):
     """A test that did not go as it says; `test` is its name, or its number from 1 on."""
-
-    __test__ = False  # no test class of pytest
 
     rule: str
     test: str
@@ -36,12 +34,13 @@ class TestFailure(NamedTuple):
         return f"{self.file}:{self.line}: {self.rule}, test {self.test}: {self.message}"
 
 
-def run_tests(rules: RuleSet) -> list[TestFailure]:
+def run_tests(rules: RuleSet) -> list[FailedTest]:
     """Run the tests of all rules and scenarios and return the failures; a rule without tests is one."""
-    failures: list[TestFailure] = []
-    for subject in (*rules.rules, *rules.scenarios):
+    failures: list[FailedTest] = []
+    subjects: list[Rule | Scenario] = [*rules.rules, *rules.scenarios]
+    for subject in subjects:
         if not subject.tests:
-            failures.append(TestFailure(subject.id, "-", subject.file, subject.line, "at least one test is expected"))
+            failures.append(FailedTest(subject.id, "-", subject.file, subject.line, "at least one test is expected"))
         for number, test in enumerate(subject.tests, 1):
             try:
                 message = _run(subject, test, rules)
@@ -49,7 +48,7 @@ def run_tests(rules: RuleSet) -> list[TestFailure]:
                 message = str(error)
             if message:
                 name = test.value.get("name") if isinstance(test.value, YamlMap) else None
-                failures.append(TestFailure(subject.id, str(name or number), subject.file, test.line, message))
+                failures.append(FailedTest(subject.id, str(name or number), subject.file, test.line, message))
     return failures
 
 
@@ -94,7 +93,7 @@ def _compare(value: YamlMap, result: Finding | Verdict, got: str, why: str) -> s
     return ""
 
 
-def _choice(value: YamlMap, key: str, allowed: Sequence[Any], default: Any = None) -> Any:
+def _choice(value: dict[str, Any], key: str, allowed: Sequence[Any], default: Any = None) -> Any:
     given = value.get(key, default)
     if given not in allowed:
         raise RuleError(f"{key}: one of {', '.join(allowed)} is expected{near(str(given), allowed)}")
@@ -116,7 +115,7 @@ def _table(value: YamlMap, rules: RuleSet) -> Callable[[str], Known[Any] | Unkno
         if isinstance(fact, dict):
             if not {"value"} <= set(fact) <= {"value", "certainty"}:
                 raise RuleError(f"{name}: a value, or {{value: ..., certainty: ...}}, is expected")
-            certainty = _choice(YamlMap(0) | fact, "certainty", CERTAINTIES, "measured")
+            certainty = _choice(fact, "certainty", CERTAINTIES, "measured")
             fact = fact["value"]
         declared = rules.schema.type_of(name)
         if not declared.accepts(fact):
@@ -131,7 +130,8 @@ def _table(value: YamlMap, rules: RuleSet) -> Callable[[str], Known[Any] | Unkno
 
 def find_rule(rules: RuleSet, name: str) -> Rule | Scenario:
     """Return the rule or scenario of that id (in any case of letters). Raises RuleError with the nearest one."""
-    known = {subject.id: subject for subject in (*rules.rules, *rules.scenarios)}
+    known: dict[str, Rule | Scenario] = {rule.id: rule for rule in rules.rules}
+    known.update((scenario.id, scenario) for scenario in rules.scenarios)
     subject = known.get(name.upper())
     if subject is None:
         raise RuleError(f"there is no rule {name}{near(name.upper(), known)}")

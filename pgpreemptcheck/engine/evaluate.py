@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from pgpreemptcheck.engine.expression import CERTAINTIES, UNKNOWN, Environment, Result, Undecided
 from pgpreemptcheck.engine.message import shown
@@ -11,7 +11,7 @@ from pgpreemptcheck.engine.rules import SEVERITIES, Case, Link, Reference, Rule,
 from pgpreemptcheck.engine.schema import Schema, find
 from pgpreemptcheck.engine.types import EvaluationError
 from pgpreemptcheck.values import Certainty, Known, Unknown
-from pgpreemptcheck.views import HORIZONS, ClusterView, Horizon, View
+from pgpreemptcheck.views import ClusterView, Horizon, View
 
 Status = Literal["fail", "pass", "unknown", "not-applicable", "waived", "error"]
 LinkStatus = Literal["holds", "broken", "unknown"]
@@ -130,14 +130,16 @@ def _tables(views: Mapping[Horizon, View]) -> dict[tuple[Horizon, str | None], E
     """Return the facts by horizon and cluster id; those of the host are shared by its clusters."""
     tables: dict[tuple[Horizon, str | None], Environment] = {}
     for horizon, view in views.items():
-        host = Environment(_reader(tables, view, None, None))
+        host = Environment(_Reader(tables, view, None, None))
         tables[horizon, None] = host
         for cluster in view.clusters:
-            tables[horizon, cluster.id] = Environment(_reader(tables, view, cluster, host))
+            tables[horizon, cluster.id] = Environment(_Reader(tables, view, cluster, host))
     return tables
 
 
 class _Reader:
+    """Looks a fact up in a view; facts of the host and of other horizons come from those tables."""
+
     def __init__(
         self,
         tables: dict[tuple[Horizon, str | None], Environment],
@@ -152,24 +154,13 @@ class _Reader:
 
     def __call__(self, name: str) -> Known[Any] | Unknown:
         first, _, rest = name.partition(".")
-        if first in HORIZONS:
-            subject = None if rest.startswith("host") or self._cluster is None else self._cluster.id
-            for horizon in HORIZONS:
-                if horizon == first and (horizon, subject) in self._tables:
-                    return self._tables[horizon, subject].fact(rest)
-            return Unknown(f"nothing is known of this cluster at {first}")
+        if first == "cluster" or (first == "host" and self._host is None):
+            return find(self._view, self._cluster, name)
         if first == "host" and self._host is not None:
             return self._host.fact(name)
-        return find(self._view, self._cluster, name)
-
-
-def _reader(
-    tables: dict[tuple[Horizon, str | None], Environment],
-    view: View,
-    cluster: ClusterView | None,
-    host: Environment | None,
-) -> _Reader:
-    return _Reader(tables, view, cluster, host)
+        subject = None if rest.startswith("host") or self._cluster is None else self._cluster.id
+        table = self._tables.get((cast(Horizon, first), subject))
+        return table.fact(rest) if table is not None else Unknown(f"nothing is known of this cluster at {first}")
 
 
 # rules ------------------------------------------------------------------------------------------
@@ -260,14 +251,19 @@ def _severity(
 
 
 def _evidence(names: Sequence[str], facts: Environment, schema: Schema) -> tuple[Evidence, ...]:
-    found = []
-    for name in dict.fromkeys(names):
-        if name.startswith("threshold."):
-            continue
-        fact = facts.fact(name)
-        if isinstance(fact, Known):
-            found.append(Evidence(name, fact.value, shown(fact.value, schema.type_of(name)), fact.source))
-    return tuple(found)
+    """Return the known facts among the names."""
+    told = facts.told
+    for name in names:
+        if name not in told:
+            told[name] = _tell(name, facts, schema)
+    return tuple(evidence for evidence in [told[name] for name in dict.fromkeys(names)] if evidence is not None)
+
+
+def _tell(name: str, facts: Environment, schema: Schema) -> Evidence | None:
+    fact = None if name.startswith("threshold.") else facts.fact(name)
+    if not isinstance(fact, Known):
+        return None
+    return Evidence(name, fact.value, shown(fact.value, schema.type_of(name)), fact.source)
 
 
 def _thresholds(names: Sequence[str], rules: RuleSet) -> tuple[str, ...]:

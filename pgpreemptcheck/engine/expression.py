@@ -53,6 +53,7 @@ class Environment(dict[str, Result]):
     def __init__(self, lookup: Callable[[str], Known[Any] | Unknown]) -> None:
         self._lookup = lookup
         self.facts: dict[str, Known[Any] | Unknown] = {}
+        self.told: dict[str, Any] = {}  # the evidence of each fact (evaluate.py), made once for all rules
 
     def __missing__(self, name: str) -> Result:
         fact = self.fact(name)

@@ -133,18 +133,18 @@ def _is_gap(node: ast.expr) -> bool:
 
 def find(view: View, cluster: ClusterView | None, name: str) -> Known[Any] | Unknown:
     """Return a fact of a view; a part that is not there (the segment of a cluster that does not run) is Unknown."""
-    parts = name.split(".")
-    node: Any = view.host if parts[0] == "host" else cluster
+    root, *parts = name.split(".")
+    node: Any = view.host if root == "host" else cluster
     if node is None:
         return Unknown("there is no such cluster at this horizon")
-    for depth, part in enumerate(parts[1:], 2):
+    for depth, part in enumerate(parts, 1):
         node = getattr(node, part)
+        if node.__class__ is Known or node.__class__ is Unknown:
+            return node
         if node is None:
             if cluster is not None and not cluster.running and view.horizon != "next_start":
                 return Unknown("the cluster does not run", kind="unsupported")
-            return Unknown(f"there is no {'.'.join(parts[:depth])} here", kind="absent")
-        if isinstance(node, (Known, Unknown)):
-            return node
+            return Unknown(f"there is no {'.'.join([root, *parts[:depth]])} here", kind="absent")
     return Known(node, "found on this host")
 
 

@@ -20,6 +20,7 @@ from pgpreemptcheck.start import Need, Outcome, Start, held, no_start, resulting
 from pgpreemptcheck.values import Fact, Known, Unknown, measured
 
 if TYPE_CHECKING:
+    from pgpreemptcheck.assume import Assumptions
     from pgpreemptcheck.inspection import ClusterFacts, Facts
 
 Horizon = Literal["now", "crash_restart", "next_start"]
@@ -79,23 +80,23 @@ class View:
     clusters: tuple[ClusterView, ...]
 
 
-def make_views(facts: Facts) -> dict[Horizon, View]:
+def make_views(facts: Facts, assumed: Assumptions) -> dict[Horizon, View]:
     """Return a view for each horizon, in the order of HORIZONS."""
-    return {horizon: _view(facts, horizon) for horizon in HORIZONS}
+    return {horizon: _view(facts, horizon, assumed) for horizon in HORIZONS}
 
 
-def _view(facts: Facts, horizon: Horizon) -> View:
-    system = facts.system
-    clusters = tuple(_cluster(system, cluster, horizon) for cluster in facts.clusters)
+def _view(facts: Facts, horizon: Horizon, assumed: Assumptions) -> View:
+    system = assumed.apply(facts.system, "host", horizon)
+    clusters = tuple(_cluster(system, cluster, horizon, assumed) for cluster in facts.clusters)
     host = HostView(
         **{field.name: getattr(system, field.name) for field in fields(system)},
         hidden_clusters=facts.hidden or Known(0, "the process list"),
         demand=_demand(system, facts.clusters, clusters),
     )
-    return View(horizon, host, clusters)
+    return View(horizon, assumed.apply(host, "host", horizon), clusters)
 
 
-def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> ClusterView:
+def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: Assumptions) -> ClusterView:
     not_running = Unknown("the cluster does not run", kind="unsupported")
     running = cluster.postmaster is not None
     settings, segment = cluster.settings, cluster.segment
@@ -107,6 +108,7 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> Cluster
         accepted, error = not_running, None
     else:
         accepted, error = Known(True, "it runs with them"), None
+    settings = assumed.apply(settings, "cluster.settings", horizon, cluster.id)
     if settings is None:
         begin = no_start(not_running)
     else:
@@ -122,6 +124,7 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> Cluster
             memory_nodes=cluster.cpus.memory_nodes,
             limits=cluster.hugetlb_limits,
         )
+        begin = assumed.apply(begin, "cluster.start", horizon, cluster.id)
         if horizon == "now":
             begin = replace(begin, outcome=_outcome_now(begin, segment))
         else:
@@ -129,7 +132,7 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> Cluster
                 begin, settings, need, system.memory.base_page_bytes, system.huge_pages.shmem_thp_possible
             )
     postmaster = cluster.postmaster
-    return ClusterView(
+    view = ClusterView(
         id=cluster.id,
         data_directory=cluster.data_directory,
         running=running,
@@ -151,6 +154,7 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon) -> Cluster
         server=cluster.server,
         start=begin,
     )
+    return assumed.apply(view, "cluster", horizon, cluster.id)
 
 
 def _demand(system: System, facts: Sequence[ClusterFacts], clusters: Sequence[ClusterView]) -> Demand:

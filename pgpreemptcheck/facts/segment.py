@@ -1,13 +1,32 @@
-"""The main shared memory segment of a running postmaster: its size and what pages it is really on."""
+"""The main shared memory segment of a running postmaster: its size and what pages it is really on.
+
+Read off `/proc/PID/maps` and the PROCMAP_QUERY ioctl, never by a page-table walk (smaps, numa_maps), which would hold
+the mmap lock of a segment of many gigabytes.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pgpreemptcheck.values import Fact, measured
+from pgpreemptcheck.host import Host
+from pgpreemptcheck.values import Fact, Known, Unknown, measured
 
 Backing = Literal["base", "huge", "sysv"]
+
+_MAPPING = re.compile(
+    r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ (?P<inode>\d+)\s+"
+    r"(?P<name>(?P<huge>/anon_hugepage)|(?P<base>/dev/zero)|(?P<sysv>/SYSV[0-9a-f]{8})) \(deleted\)\s*\Z"
+)
+"""How the kernel names the three kinds of main segment in maps (mm/shmem.c, fs/hugetlbfs/inode.c, ipc/shm.c).
+
+Other shared mappings are not the main segment: dynamic shared memory (/dev/shm/PostgreSQL.*), io_uring rings, files.
+"""
+
+_KINDS: tuple[Backing, ...] = ("huge", "base", "sysv")
+_TELLTALE_BYTES = 1 << 20
+"""With mmap a System V page of 4 kB or less is there too, as an interlock; a main segment is never that small."""
 
 
 @dataclass(frozen=True)
@@ -17,3 +36,140 @@ class Segment:
     backing: Fact[Backing] = measured()
     thp_possible: Fact[bool] = measured(doc="part of it may be on transparent huge pages")
     base_pages: Fact[bool] = measured(doc="it is on base pages in fact: unknown where THP may back part of it")
+
+
+def read(
+    host: Host,
+    postmaster_pid: int,
+    *,
+    huge_page_size: Fact[int],
+    default_huge_page_bytes: Fact[int],
+    base_page_bytes: Fact[int],
+    shmem_thp_possible: Fact[bool],
+) -> Segment:
+    """Return the main segment of a postmaster; `host` should have rights on it (its owner, or root).
+
+    `huge_page_size` is the running setting in bytes (0: the default size), which gives the page size where the
+    kernel cannot be asked.
+    """
+    path = f"/proc/{postmaster_pid}/maps"
+    maps = host.read(path)
+    if isinstance(maps, Unknown):
+        return _from_status(host, postmaster_pid, maps, base_page_bytes, shmem_thp_possible)
+    found = _largest(maps.value)
+    if found is None:
+        gap = Unknown(f"{path} shows no main shared memory segment of PostgreSQL")
+        return Segment(gap, gap, gap, gap, gap)
+    start, size, backing, name = found
+    source = f"{path} ({name})"
+    page_bytes = host.mapping_page_bytes(postmaster_pid, start)
+    if isinstance(page_bytes, Unknown):
+        page_bytes = _by_setting(huge_page_size, default_huge_page_bytes) if backing == "huge" else base_page_bytes
+    return _segment(Known(size, source), page_bytes, Known(backing, source), base_page_bytes, shmem_thp_possible)
+
+
+def _largest(maps: str) -> tuple[int, int, Backing, str] | None:
+    """Return start, size in bytes, kind and name of the largest candidate; parts that adjoin count as one."""
+    best: tuple[int, int, Backing, str] | None = None
+    start = end = 0
+    last = ("", "")
+    for line in maps.split("\n"):
+        matched = _MAPPING.match(line)
+        if matched is None:
+            continue
+        low, high, same = int(matched["start"], 16), int(matched["end"], 16), (matched["inode"], matched["name"])
+        start = start if low == end and same == last else low
+        end, last = high, same
+        if best is None or end - start > best[1]:
+            best = (start, end - start, next(kind for kind in _KINDS if matched[kind]), matched["name"])
+    return best
+
+
+def _by_setting(huge_page_size: Fact[int], default_huge_page_bytes: Fact[int]) -> Fact[int]:
+    if isinstance(huge_page_size, Known) and huge_page_size.value == 0:
+        return default_huge_page_bytes
+    return huge_page_size
+
+
+def _segment(
+    size: Fact[int],
+    page_bytes: Fact[int],
+    backing: Known[Backing],
+    base_page_bytes: Fact[int],
+    shmem_thp_possible: Fact[bool],
+) -> Segment:
+    if backing.value == "huge" or _larger(page_bytes, base_page_bytes):  # System V memory too can be made so by preload
+        no = Known(False, backing.source if backing.value == "huge" else f"page size by {_source(page_bytes)}")
+        return Segment(size, page_bytes, backing, no, no)
+    base_pages: Fact[bool] = Known(True, backing.source, backing.certainty)
+    if isinstance(shmem_thp_possible, Unknown):
+        base_pages = Unknown(
+            f"whether transparent huge pages back part of the segment is not known: {shmem_thp_possible.reason}",
+            shmem_thp_possible.hint,
+        )
+    elif shmem_thp_possible.value:
+        base_pages = Unknown(
+            f"transparent huge pages may back part of the segment ({shmem_thp_possible.source}), which only a "
+            "page-table walk would show",
+            "write never to /sys/kernel/mm/transparent_hugepage/shmem_enabled before PostgreSQL's next restart",
+        )
+    return Segment(size, page_bytes, backing, shmem_thp_possible, base_pages)
+
+
+def _larger(page_bytes: Fact[int], base_page_bytes: Fact[int]) -> bool:
+    return (
+        isinstance(page_bytes, Known)
+        and isinstance(base_page_bytes, Known)
+        and page_bytes.value > base_page_bytes.value
+    )
+
+
+def _source(fact: Fact[int]) -> str:
+    return fact.source if isinstance(fact, Known) else ""
+
+
+def _from_status(
+    host: Host, pid: int, why: Unknown, base_page_bytes: Fact[int], shmem_thp_possible: Fact[bool]
+) -> Segment:
+    """Return what `HugetlbPages` in the world-readable status says: 0 proves that the segment is on base pages."""
+    path = f"/proc/{pid}/status"
+    status = host.read(path)
+    if isinstance(status, Unknown):
+        return Segment(why, why, why, why, why)
+    line = re.search(r"^HugetlbPages:\s*(\d+) kB", status.value, re.M)
+    if line is None:
+        return Segment(why, why, why, why, why)
+    if int(line[1]):
+        gap = Unknown(
+            f"{why.reason}; HugetlbPages in {path} is {line[1]} kB, which suggests huge pages and does not prove "
+            "them for the segment: other memory of the process can be on huge pages too",
+            why.hint or "run as root or as the owner of the cluster",
+            why.kind,
+        )
+        return Segment(why, gap, gap, gap, gap)
+    source = f"{path} (HugetlbPages is 0)"
+    size: Fact[int] = why
+    backing: Known[Backing] = Known("base", source)
+    segment = _system_v_bytes(host, pid)
+    if isinstance(segment, Known):
+        size, backing = segment, Known("sysv", segment.source)
+    page_bytes: Fact[int] = base_page_bytes
+    if isinstance(base_page_bytes, Known):
+        page_bytes = Known(base_page_bytes.value, source)
+    return _segment(size, page_bytes, backing, base_page_bytes, shmem_thp_possible)
+
+
+def _system_v_bytes(host: Host, pid: int) -> Fact[int]:
+    """Return the size of the largest System V segment that the postmaster created, if it can be the main one."""
+    path = "/proc/sysvipc/shm"
+    table = host.read(path)
+    if isinstance(table, Unknown):
+        return table
+    largest = 0
+    for line in table.value.split("\n")[1:]:  # key shmid perms size cpid lpid nattch ...
+        fields = line.split()
+        if len(fields) > 6 and fields[4] == str(pid) and fields[3].isdigit() and fields[6] != "0":
+            largest = max(largest, int(fields[3]))
+    if largest < _TELLTALE_BYTES:
+        return Unknown("the postmaster has no large System V segment", kind="absent")
+    return Known(largest, f"{path} (created by PID {pid})")

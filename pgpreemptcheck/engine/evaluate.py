@@ -232,9 +232,7 @@ def _gaps(names: Sequence[str], facts: Environment) -> str:
     return "not known: " + "; ".join(told)
 
 
-def _severity(
-    cases: Sequence[Case], facts: Environment
-) -> tuple[Severity, tuple[str, ...], tuple[str, ...]]:
+def _severity(cases: Sequence[Case], facts: Environment) -> tuple[Severity, tuple[str, ...], tuple[str, ...]]:
     """Return the first case that holds or could hold, the names it rests on, and those it waits for."""
     deciding: tuple[str, ...] = ()
     for case in cases:
@@ -370,6 +368,4 @@ def _without_subject(facts: Environment, horizon: Horizon) -> str:
 
 
 def _not_applicable(scenario: Scenario, cluster: str | None, horizon: Horizon, reason: str) -> Verdict:
-    return Verdict(
-        scenario.id, cluster, horizon, "not-applicable", False, "info", None, (), None, reason, None, (), ()
-    )
+    return Verdict(scenario.id, cluster, horizon, "not-applicable", False, "info", None, (), None, reason, None, (), ())

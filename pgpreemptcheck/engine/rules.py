@@ -309,9 +309,7 @@ _REQUIRED = object()
 class _Section:
     """A mapping of a rule file, read key by key; every mistake names file and line."""
 
-    def __init__(
-        self, value: Any, file: RuleFile, line: int, what: str, keys: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, value: Any, file: RuleFile, line: int, what: str, keys: Sequence[str] | None = None) -> None:
         self.file = file
         self.line = line
         if not isinstance(value, YamlMap):

@@ -21,7 +21,7 @@ CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason=f"no cases at {CASES}")
 
 
-def cases(kind: str) -> Any:
+def cases(kind: str) -> pytest.MarkDecorator:
     found = sorted((CASES / kind).glob("*.expect.json"))
     return pytest.mark.parametrize("expected", found, ids=[path.name.split("-")[0] for path in found])
 

@@ -123,6 +123,15 @@ def test_proc_takes_the_place_of_uname() -> None:
     assert known(identity.arch) == "x86_64"  # from the release's suffix
 
 
+def test_the_line_of_proc_version_given_as_uname() -> None:
+    text = (
+        "Linux version 6.1.0-13-amd64 (d@k) (gcc-12 (Debian 12.2.0-14) 12.2.0) #1 SMP PREEMPT_DYNAMIC Debian 6.1.55-1\n"
+    )
+    identity = kernel.identify(FakeHost({"uname.txt": text}))
+    assert (known(identity.release), known(identity.token)) == ("6.1.0-13-amd64", "PREEMPT_DYNAMIC")
+    assert isinstance(identity.nodename, Unknown)
+
+
 def test_the_kernel_log_names_the_kernel_where_nothing_else_does() -> None:
     log = "[    0.000000] Linux version 6.1.0-37-amd64 (d@k) (gcc-12) #1 SMP PREEMPT_DYNAMIC Debian 6.1.140-1\n"
     identity = kernel.identify(FakeHost({"dmesg.txt": log}))

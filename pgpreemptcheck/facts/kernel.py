@@ -124,6 +124,8 @@ def _from_uname(text: Fact[str]) -> Identity:
         words = line.lstrip("> \t").split()
         if not words:
             continue
+        if words[:2] == ["Linux", "version"]:
+            return _from_banner(line, text.source, found)
         if words[0] == "Linux" and len(words) > 2:
             at = 1 if version_of(words[1]) and words[2].startswith("#") else 2
             if version_of(words[at]) is None or len(words) <= at + 1:
@@ -170,23 +172,27 @@ def _complete(host: Host, found: Identity) -> Identity:
     if isinstance(arch, Known) and isinstance(found.arch, Unknown):
         found = replace(found, arch=Known(arch.value.strip(), arch.source))
     line = host.read("/proc/version", limit=4096)
-    if isinstance(found.release, Unknown) and isinstance(line, Unknown):
+    if isinstance(line, Unknown) and isinstance(found.release, Unknown):
         line = host.output("dmesg")
-    match = (
-        re.search(r"\bLinux version (\d\S*)(?:[^\n]*?(#\d[^\n]*))?", kernel_log.boot_text(line.value))
-        if isinstance(line, Known)
-        else None
-    )
-    if match is not None and isinstance(line, Known):
-        if isinstance(found.release, Unknown):
-            found = replace(found, release=Known(match[1], line.source))
-        if isinstance(found.version, Unknown) and match[2]:
-            found = replace(found, version=Known(match[2].strip(), line.source))
+    if isinstance(line, Known):
+        found = _from_banner(line.value, line.source, found)
     if isinstance(found.arch, Unknown) and isinstance(found.release, Known):
         suffix = re.search(r"[.-](x86_64|amd64|aarch64|arm64|ppc64le|s390x|riscv64)\b", found.release.value)
         if suffix:
             name = {"amd64": "x86_64", "arm64": "aarch64"}.get(suffix[1], suffix[1])
             found = replace(found, arch=Known(name, f"the release {found.release.value}", "inferred"))
+    return found
+
+
+def _from_banner(text: str, source: str, found: Identity) -> Identity:
+    """Fill in from `Linux version RELEASE (builder) (compiler) #1 SMP ...`, the line of /proc/version and of a boot."""
+    match = re.search(r"\bLinux version (\d\S*)(?:[^\n]*?(#\d[^\n]*))?", kernel_log.boot_text(text))
+    if match is None or version_of(match[1]) is None:
+        return found
+    if isinstance(found.release, Unknown):
+        found = replace(found, release=Known(match[1], source))
+    if isinstance(found.version, Unknown) and match[2]:
+        found = replace(found, version=Known(match[2].strip(), source))
     return found
 
 

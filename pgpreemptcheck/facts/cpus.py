@@ -69,6 +69,9 @@ def parse_list(text: str) -> frozenset[int] | None:
     """Return the numbers of a kernel list (`0-3,8,16-31:1/4`; bitmap_parselist), None if it is none."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
+        if part.isascii() and part.isdigit() and len(part) < 6:
+            numbers.add(int(part))
+            continue
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?\s*", part)
         if match is None:
             if part.strip():
@@ -146,8 +149,8 @@ def _memory_nodes(host: Host, status: Fact[str]) -> Fact[tuple[int, ...]]:
 def _status_list(status: Fact[str], key: str) -> Fact[frozenset[int]]:
     if isinstance(status, Unknown):
         return status
-    match = re.search(rf"^{key}:[ \t]*(\S+)", status.value, re.M)
-    numbers = parse_list(match[1]) if match else None
+    _, found, rest = ("\n" + status.value).partition(f"\n{key}:")
+    numbers = parse_list(rest.partition("\n")[0]) if found else None
     if numbers is None:
         return Unknown(f"{status.source} has no {key}", kind="absent")
     return Known(numbers, f"{status.source} {key}")

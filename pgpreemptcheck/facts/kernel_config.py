@@ -108,13 +108,17 @@ class Build:
 
 def version_of(release: str) -> Version | None:
     """Return the first two numbers of a kernel release (`6.12.43+deb13-amd64`: 6, 12), None if it has none."""
-    match = re.match(r"(\d{1,4})\.(\d{1,4})(?!\d)", release)
-    return (int(match[1]), int(match[2])) if match else None
+    major, _, rest = release[:32].partition(".")
+    end = next((n for n, c in enumerate(rest) if not c.isdigit()), len(rest))
+    minor = rest[:end]
+    if not (release.isascii() and major.isdigit() and minor and len(major) < 5 and len(minor) < 5):
+        return None
+    return int(major), int(minor)
 
 
 def architecture_of(machine: str) -> str:
     """Return the kernel's own name (arch/) for what `uname -m` or a configuration's header says."""
-    if machine in ("x86_64", "x86", "i386") or re.fullmatch(r"i[3-6]86", machine):
+    if machine in ("x86_64", "x86", "i386", "i486", "i586", "i686"):
         return "x86"
     if machine in ("aarch64", "aarch64_be"):
         return "arm64"

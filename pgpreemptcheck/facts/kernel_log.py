@@ -50,8 +50,17 @@ class LogEvidence:
 
 def boot_text(text: str) -> str:
     """Return what follows the last `Linux version` line, which begins a boot; all of it where there is none."""
-    start = max((m.start() for m in re.finditer(r"\bLinux version \d", text)), default=0)
-    return text[start:]
+    return text[max(0, _last_boot(text)) :]
+
+
+def _last_boot(text: str) -> int:
+    """Return where the last `Linux version RELEASE` begins, -1 if nowhere."""
+    end = len(text)
+    while (start := text.rfind("Linux version ", 0, end)) >= 0:
+        if text[start + 14 : start + 15].isdigit():
+            return start
+        end = start
+    return -1
 
 
 def scan(text: str, source: str, version: Version | None = None) -> LogEvidence:
@@ -60,7 +69,7 @@ def scan(text: str, source: str, version: Version | None = None) -> LogEvidence:
     modes: list[tuple[int, Mode, str]] = []
     refused: list[str] = []
     dynamic = False
-    for match in re.finditer(_MODE_LINE, text):
+    for match in re.finditer(_MODE_LINE, text) if "Preempt:" in text else ():
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if not re.fullmatch(_PREFIX, line):
             continue
@@ -79,14 +88,15 @@ def scan(text: str, source: str, version: Version | None = None) -> LogEvidence:
         mode = _model_string(match[2], of or version)
         if mode is not None:
             modes.append((match.start(), mode, f"backtrace header {match[2]}"))
-    for match in re.finditer(r'Unknown kernel command line parameters "([^"\n]*)', text):
-        refused.extend(word[8:] for word in match[1].split() if word.startswith("preempt="))
+    for passed_on in text.split('Unknown kernel command line parameters "')[1:]:
+        words = passed_on.partition("\n")[0].partition('"')[0].split()
+        refused.extend(word[8:] for word in words if word.startswith("preempt="))
     last = max(modes, default=None)
     return LogEvidence(
         mode=Known(last[1], f'{source}: last line "{last[2]}"') if last else None,
         dynamic=dynamic,
         refused=tuple(refused),
-        emulator="gVisor" if re.search(r"\bStarting gVisor", text) else None,
+        emulator="gVisor" if "Starting gVisor" in text else None,
         source=source,
     )
 
@@ -128,11 +138,12 @@ def boot_log_file(host: Host, release: Fact[str], command_line: Fact[str]) -> Fa
         if isinstance(data, Unknown):
             objections.append(data.reason)
             continue
-        start = max((m.start() for m in re.finditer(rb"\bLinux version \d", data.value)), default=None)
-        if start is None:
+        text = data.value.decode("utf-8", "replace")
+        start = _last_boot(text)
+        if start < 0:
             objections.append(f"{path} does not reach back to this boot")
             continue
-        text = data.value[start:].decode("utf-8", "replace")
+        text = text[start:]
         if booted is not None and status.value.modified < booted:
             objections.append(f"{path} ends before this boot")
         elif isinstance(release, Known) and not text.startswith(f"Linux version {release.value} "):

@@ -135,23 +135,24 @@ def _virtualization(host: Host, identity: Identity) -> Fact[str | None]:
     source = f"{_DMI}/sys_vendor, product_name"
     if "amazon ec2" in firmware and ".metal" in firmware:
         return Known(None, source)
-    for text, name in _VENDORS:
-        if text in firmware:
+    for word, name in _VENDORS:
+        if word in firmware:
             return Known(name, source)
     info = host.read("/proc/cpuinfo", limit=32 << 20)
-    flags = re.search(r"^flags[ \t]*:(.*)", info.value, re.M) if isinstance(info, Known) else None
-    if flags is None:
+    text = info.value if isinstance(info, Known) else ""
+    start = text.find("\nflags")
+    if start < 0:
         return Unknown(
             "whether this is a virtual machine is not known: its firmware and CPU do not say",
             "run systemd-detect-virt",
             kind="absent",
         )
-    if "hypervisor" not in flags[1].split():
+    if "hypervisor" not in text[start + 1 :].partition("\n")[0].partition(":")[2].split():
         return Known(None, "/proc/cpuinfo: no flag hypervisor", "inferred")
     clock = _word(host, "/sys/devices/system/clocksource/clocksource0/available_clocksource")
     if isinstance(clock, Known):
-        for text, name in (("kvm-clock", "kvm"), ("hyperv_clocksource", "hyperv"), ("xen", "xen")):
-            if text in clock.value:
+        for word, name in (("kvm-clock", "kvm"), ("hyperv_clocksource", "hyperv"), ("xen", "xen")):
+            if word in clock.value:
                 return Known(name, clock.source)
     return Known("unnamed hypervisor", "/proc/cpuinfo flag hypervisor")
 

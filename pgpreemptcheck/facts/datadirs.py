@@ -1,0 +1,235 @@
+"""Data directories that nothing runs from: where Debian, Red Hat, SUSE and PGDG keep them, and where --pgdata says."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pgpreemptcheck.facts.postmasters import Postmaster, clean_path
+from pgpreemptcheck.host import Host, resolve_inside
+from pgpreemptcheck.values import Fact, Known, Unknown
+
+
+@dataclass(frozen=True)
+class StoppedCluster:
+    """A data directory that nothing runs from."""
+
+    data_directory: str
+    config_file: Fact[str]
+    argv: tuple[str, ...]  # the command line of its start, program first, as far as known (pg_ctl.conf, unit files)
+    uid: Fact[int]
+    where: str  # how it was found: --pgdata, /etc/postgresql, /var/lib/pgsql
+    starts_at_boot: Fact[bool]
+
+
+def stopped_clusters(host: Host, pgdata: Sequence[str], running: Sequence[Postmaster]) -> list[StoppedCluster]:
+    """Return the clusters of the usual places and of --pgdata that are none of the running ones."""
+    known: set[str] = set()
+    for postmaster in running:
+        if postmaster.root is None:  # paths of another root name other files
+            known.update(_real(host, f.value) for f in (postmaster.data_directory,) if isinstance(f, Known))
+            known.update(_real(host, f.value) for f in (postmaster.config_file,) if isinstance(f, Known))
+    found: list[StoppedCluster] = []
+    for cluster in _everywhere(host, pgdata):
+        names = {_real(host, cluster.data_directory)}
+        if isinstance(cluster.config_file, Known):
+            names.add(_real(host, cluster.config_file.value))
+        if not names & known:
+            known |= names
+            found.append(cluster)
+    return found
+
+
+def _everywhere(host: Host, pgdata: Sequence[str]) -> Iterable[StoppedCluster]:
+    for directory in pgdata:
+        yield _given(host, directory)
+    yield from _debian(host)
+    yield from _red_hat(host)
+
+
+def _real(host: Host, path: str) -> str:
+    """Return the path with its links resolved, as they are on that host."""
+
+    def target(place: str) -> str | None:
+        link = host.link(place)
+        return link.value if isinstance(link, Known) else None
+
+    try:
+        return resolve_inside(path, target)
+    except OSError:
+        return path
+
+
+def _exists(host: Host, path: str) -> bool:
+    return isinstance(host.status(path), Known)
+
+
+def _owner(host: Host, directory: str) -> Fact[int]:
+    status = host.status(directory)
+    return Known(status.value.uid, f"owner of {directory}") if isinstance(status, Known) else status
+
+
+_DATA_DIRECTORY = re.compile(r"^[ \t]*data_directory[ \t]*=?[ \t]*(?:'((?:[^'\n]|'')*)'|([^\s#']+))", re.M | re.I)
+
+
+def _named_data_directory(host: Host, config_file: str) -> str | None:
+    """Return the data_directory that a configuration file sets: the last one in the file counts."""
+    text = host.read(config_file)
+    if isinstance(text, Unknown):
+        return None
+    found = _DATA_DIRECTORY.findall(text.value)
+    path = (found[-1][0].replace("''", "'") or found[-1][1]) if found else ""
+    return clean_path(path) if path.startswith("/") else None
+
+
+def _given(host: Host, directory: str) -> StoppedCluster:
+    """Return the cluster that --pgdata names, by its data directory or by its configuration directory."""
+    directory = clean_path(os.path.abspath(directory) if host.live else directory)
+    config_file = f"{directory}/postgresql.conf"
+    data = directory
+    if _exists(host, config_file):
+        data = _named_data_directory(host, config_file) or directory
+        config: Fact[str] = Known(config_file, "--pgdata")
+    else:
+        for number, name in _debian_clusters(host):
+            cluster = _debian_cluster(host, number, name)
+            if cluster is not None and _real(host, cluster.data_directory) == _real(host, directory):
+                return cluster
+        gap = host.status(config_file)
+        config = gap if isinstance(gap, Unknown) else Known(config_file, "--pgdata")
+    unknown = Unknown("nothing says how this cluster is started", kind="absent")
+    return StoppedCluster(data, config, (), _owner(host, data), "--pgdata", unknown)
+
+
+def _debian_clusters(host: Host) -> Iterable[tuple[str, str]]:
+    """Yield (version, name) of the clusters in /etc/postgresql (postgresql-common)."""
+    versions = host.list("/etc/postgresql")
+    for number in versions.value if isinstance(versions, Known) else ():
+        if re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII):
+            names = host.list(f"/etc/postgresql/{number}")
+            yield from ((number, name) for name in (names.value if isinstance(names, Known) else ()))
+
+
+def _debian(host: Host) -> Iterable[StoppedCluster]:
+    for number, name in _debian_clusters(host):
+        cluster = _debian_cluster(host, number, name)
+        if cluster is not None:
+            yield cluster
+
+
+def _debian_cluster(host: Host, number: str, name: str) -> StoppedCluster | None:
+    folder = f"/etc/postgresql/{number}/{name}"
+    config_file = f"{folder}/postgresql.conf"
+    if not _exists(host, config_file):
+        return None
+    data = _named_data_directory(host, config_file) or f"/var/lib/postgresql/{number}/{name}"
+    status = host.status(data)
+    if isinstance(status, Unknown) and status.kind == "absent" and host.live:
+        return None  # configuration left behind by a removed cluster
+    argv = ("postgres", "-D", data, "-c", f"config_file={config_file}", *_pg_ctl_options(host, f"{folder}/pg_ctl.conf"))
+    starts = debian_start(host, folder, f"postgresql@{number}-{name}.service")
+    return StoppedCluster(data, Known(config_file, folder), argv, _owner(host, data), "/etc/postgresql", starts)
+
+
+def _pg_ctl_options(host: Host, path: str) -> tuple[str, ...]:
+    """Return the server options that pg_ctl.conf adds: the -o parts of pg_ctl_options (pg_createcluster(1))."""
+    text = host.read(path)
+    line = (
+        re.search(r"^[ \t]*pg_ctl_options[ \t]*=[ \t]*(['\"]?)(.*)\1[ \t]*$", text.value, re.M)
+        if isinstance(text, Known)
+        else None
+    )
+    if line is None or not line[2].strip():
+        return ()
+    import shlex
+
+    try:
+        words = iter(shlex.split(line[2]))
+        options: list[str] = []
+        for word in words:
+            if word in ("-o", "--options"):
+                options += shlex.split(next(words, ""))
+            elif word.startswith("--options="):
+                options += shlex.split(word.partition("=")[2])
+            elif word.startswith("-o"):
+                options += shlex.split(word[2:])
+    except ValueError:
+        return ()
+    return tuple(options)
+
+
+_WANTS = "/etc/systemd/system/multi-user.target.wants"
+
+
+def enabled(host: Host, *units: str) -> Fact[bool]:
+    """Return whether systemd starts one of these units at boot (systemctl enable)."""
+    links = host.list(_WANTS)
+    if isinstance(links, Unknown):
+        return Unknown(f"whether systemd starts it is not known: {links.reason}", links.hint, links.kind)
+    for unit in units:
+        if unit in links.value:
+            return Known(True, f"{_WANTS}/{unit}")
+    return Known(False, f"{_WANTS} (no {' or '.join(units)})", "inferred")
+
+
+def debian_start(host: Host, folder: str, unit: str) -> Fact[bool]:
+    """Return whether a Debian cluster starts at boot: start.conf (auto, manual, disabled) and the units."""
+    path = f"{folder}/start.conf"
+    text = host.read(path)
+    if isinstance(text, Unknown) and text.kind != "absent":
+        return text
+    lines = (line.partition("#")[0].strip() for line in (text.value.split("\n") if isinstance(text, Known) else ()))
+    word = next((line for line in lines if line), "auto")  # without the file too (PgCommon.pm)
+    if word == "disabled":
+        return Known(False, path)
+    if word not in ("auto", "manual"):
+        return Unknown(f"{path} does not hold auto, manual or disabled")
+    systemd = enabled(host, unit, *(["postgresql.service"] if word == "auto" else []))
+    if isinstance(systemd, Known) and systemd.value:
+        return Known(True, f"{path} ({word}), {systemd.source}")
+    if word == "manual":
+        return Known(False, path)
+    return systemd if isinstance(systemd, Known) else Known(True, path, "inferred")
+
+
+def _red_hat(host: Host) -> Iterable[StoppedCluster]:
+    """Yield the clusters of the packages of Red Hat, SUSE and PGDG, and of units that name a PGDATA."""
+    places: list[tuple[str, str]] = [("/var/lib/pgsql/data", "postgresql.service")]
+    names = host.list("/var/lib/pgsql")
+    for name in names.value if isinstance(names, Known) else ():
+        if re.fullmatch(r"\d+(\.\d+)?", name, re.ASCII):
+            places.append((f"/var/lib/pgsql/{name}/data", f"postgresql-{name}.service"))
+    for unit, directory in _unit_directories(host):
+        places.append((directory, unit))
+    for directory, unit in places:
+        status = host.status(f"{directory}/PG_VERSION")
+        if isinstance(status, Unknown) and status.kind == "absent":
+            continue
+        if isinstance(status, Unknown) and not _exists(host, directory) and unit == "postgresql.service":
+            continue  # out of this user's sight: nothing says that it is there
+        where = "/var/lib/pgsql" if directory.startswith("/var/lib/pgsql/") else f"/etc/systemd/system ({unit})"
+        config: Fact[str] = Known(f"{directory}/postgresql.conf", where)
+        argv = ("postgres", "-D", directory)
+        yield StoppedCluster(directory, config, argv, _owner(host, directory), where, enabled(host, unit))
+
+
+def _unit_directories(host: Host) -> Iterable[tuple[str, str]]:
+    """Yield (unit, PGDATA) of the units and drop-ins that an administrator wrote for postgresql services."""
+    base = "/etc/systemd/system"
+    names = host.list(base)
+    for name in names.value if isinstance(names, Known) else ():
+        if not name.startswith("postgresql"):
+            continue
+        files = [f"{base}/{name}"] if name.endswith(".service") else []
+        if name.endswith(".service.d"):
+            drop_ins = host.list(f"{base}/{name}")
+            files = [f"{base}/{name}/{file}" for file in (drop_ins.value if isinstance(drop_ins, Known) else ())]
+        for file in files:
+            text = host.read(file)
+            for matched in _UNIT_PGDATA.finditer(text.value) if isinstance(text, Known) else ():
+                yield name.removesuffix(".d"), clean_path(matched[1])
+
+
+_UNIT_PGDATA = re.compile(r"""^[ \t]*Environment=(?:.*[\s"'])?["']?PGDATA=(/[^\s"'%$]+)""", re.M)

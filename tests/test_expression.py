@@ -115,7 +115,7 @@ def test_refused(text: str) -> None:
     ],
 )
 def test_bounds(text: str) -> None:
-    with pytest.raises(RuleError, match="at most|deeper"):
+    with pytest.raises(RuleError, match=r"at most|deeper"):
         compile_condition(text, any_type)
 
 
@@ -170,7 +170,8 @@ def test_kleene(text: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a / b > 1", "fault"), ("a // b > 1", "fault"), ("a % b > 1", "fault"), ("n < 3", "fault"), ("n + 1 == 2", "fault"),
+        ("a / b > 1", "fault"), ("a // b > 1", "fault"), ("a % b > 1", "fault"), ("n < 3", "fault"),
+        ("n + 1 == 2", "fault"),
         ("b != 0 and a / b > 1", False), ("a / b > 1 and b != 0", False), ("n == none or n < 3", True),
         ("n < 3 and u", UNKNOWN), ("u and n < 3", UNKNOWN), ("not (a / b > 1)", "fault"), ("a / b > u", UNKNOWN),
         ("n == none and n < 3", "fault"), ("a * 1e308 * 1e308 > 1", True), ("f / 1 == 1", "fault"),
@@ -208,7 +209,11 @@ def heuristic(value: object) -> Known[Any]:
         ("a and b and c", {"a": heuristic(False), "b": inferred(False), "c": measured(True)}, (False, ("a", "b"), 1)),
         ("a and b", {"a": inferred(True), "b": measured(False)}, (False, ("b",), 0)),
         # each False operand is as weak as its weakest part
-        ("(a or b) and c", {"a": measured(False), "b": heuristic(False), "c": inferred(False)}, (False, ("a", "b", "c"), 1)),
+        (
+            "(a or b) and c",
+            {"a": measured(False), "b": heuristic(False), "c": inferred(False)},
+            (False, ("a", "b", "c"), 1),
+        ),
         # the True operands of a True `or`, the strongest
         ("a or b or c", {"a": heuristic(True), "b": measured(False), "c": inferred(True)}, (True, ("a", "c"), 1)),
         ("a or b", {"a": measured(False), "b": heuristic(False)}, (False, ("a", "b"), 2)),

@@ -48,12 +48,12 @@ def filled(text: str) -> str:
         # what SHOW prints, with a blank: 128MB, 8GB, 1536kB ...
         (128 << 20, "128 MB"), (8 << 30, "8 GB"), (1536 << 10, "1.5 MB"), (120 << 30, "120 GB"), (960 << 20, "960 MB"),
         (2 << 20, "2 MB"), (16 << 10, "16 kB"), (0, "0 bytes"), (1, "1 byte"), (512, "512 bytes"), (1024, "1 kB"),
-        (3 << 40, "3 TB"), (5000 << 40, "5,000 TB"), ((1 << 30) - 1, "1 GB"), (int(1.25 * (1 << 30)), "1.25 GB"),
-        (-1, "-1 bytes"), (-(2 << 20), "-2 MB"), (1023 << 10, "1023 kB"),
+        (3 << 40, "3 TB"), (5000 << 40, "5000 TB"), ((1 << 30) - 1, "1 GB"), (int(1.25 * (1 << 30)), "1.25 GB"),
+        (-1, "-1 byte"), (-(2 << 20), "-2 MB"), (1023 << 10, "1023 kB"),
     ],
 )  # fmt: skip
 def test_bytes(value: int, expected: str) -> None:
-    assert as_bytes(value).replace("1,023", "1023") == expected
+    assert as_bytes(value) == expected
 
 
 def test_other_units() -> None:

@@ -74,8 +74,10 @@ def test_labels_tell_the_text_none_from_none() -> None:
 @pytest.mark.parametrize(
     ("declared", "value", "expected"),
     [
-        (FactType("x", "integer"), 1, True), (FactType("x", "integer"), True, False), (FactType("x", "integer"), 1.5, False),
-        (FactType("x", "number"), 1.5, True), (FactType("x", "number"), "1", False), (FactType("x", "boolean"), 1, False),
+        (FactType("x", "integer"), 1, True), (FactType("x", "integer"), True, False),
+        (FactType("x", "integer"), 1.5, False),
+        (FactType("x", "number"), 1.5, True), (FactType("x", "number"), "1", False),
+        (FactType("x", "boolean"), 1, False),
         (FactType("x", "text", ("a",)), "b", False), (FactType("x", "text"), None, False),
         (FactType("x", "text", nullable=True), None, True),
     ],

@@ -27,7 +27,7 @@ def as_bytes(value: float) -> str:
         size /= 1024
         if round(size, 2) < 1024 or unit == "TB":
             break
-    number = f"{size:,.2f}".rstrip("0").rstrip(".")
+    number = f"{size:.2f}".rstrip("0").rstrip(".")
     return f"{'-' if value < 0 else ''}{number} {unit}"
 
 

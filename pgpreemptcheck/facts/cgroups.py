@@ -7,9 +7,9 @@ falls back or refuses to start; a *fault* limit lets it start and kills it by SI
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, measured
@@ -19,7 +19,6 @@ _UNLIMITED = 1 << 60
 """v1 has no word for "no limit": it shows the largest count of pages in bytes, a little below 2**63."""
 
 _INITIAL_NAMESPACE = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h, since 4.6
-_HUGETLB_FILE = re.compile(r"hugetlb\.(\d+)(KB|MB|GB)\.(?:max|limit_in_bytes)\Z")
 _UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _OUTSIDE = "ancestors outside of this cgroup namespace cannot be seen"
 _ON_THE_HOST = "run it on the host itself, outside of the container"
@@ -37,8 +36,7 @@ class HugetlbLimit:
     reservation_usage: Fact[int] = measured(unit="bytes")
 
 
-@dataclass(frozen=True)
-class _Groups:
+class _Groups(NamedTuple):
     """The cgroups of a process for one controller, its own first, up to the topmost that can be seen."""
 
     version: int
@@ -59,15 +57,24 @@ def hugetlb_limits(host: Host, pid: int | str) -> tuple[HugetlbLimit, ...] | Unk
     found: list[HugetlbLimit] = []
     for folder, names in groups.folders:
         for name in names:
-            matched = _HUGETLB_FILE.match(name)
-            if matched:
-                page_bytes = int(matched[1]) * _UNITS[matched[2]]
-                found.append(_limit(host, groups.version, folder, matched[1] + matched[2], page_bytes))
+            tag = _page_size(name)
+            if tag is not None:
+                page_bytes = int(tag[:-2]) * _UNITS[tag[-2:]]
+                found.append(_limit(host, groups.version, folder, tag, page_bytes))
     if not groups.complete:
         gap = Unknown(_OUTSIDE, _ON_THE_HOST)
         sizes = {entry.page_bytes for entry in found} | _pool_sizes(host)
         found += [HugetlbLimit("/..", size, gap, gap, gap, gap) for size in sorted(sizes)]
     return tuple(found)
+
+
+def _page_size(name: str) -> str | None:
+    """Return SIZE (`2MB`) of a file named hugetlb.SIZE.max or hugetlb.SIZE.limit_in_bytes."""
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0] != "hugetlb" or parts[2] not in ("max", "limit_in_bytes"):
+        return None
+    tag = parts[1]
+    return tag if tag[-2:] in _UNITS and tag[:-2].isdecimal() else None
 
 
 def _limit(host: Host, version: int, folder: str, tag: str, page_bytes: int) -> HugetlbLimit:
@@ -86,8 +93,8 @@ def _limit(host: Host, version: int, folder: str, tag: str, page_bytes: int) -> 
 def _pool_sizes(host: Host) -> set[int]:
     folders = host.list("/sys/kernel/mm/hugepages")
     names = folders.value if isinstance(folders, Known) else ()
-    matches = (re.fullmatch(r"hugepages-(\d+)kB", name) for name in names)
-    return {int(matched[1]) << 10 for matched in matches if matched}
+    sizes = (name.removeprefix("hugepages-").removesuffix("kB") for name in names)
+    return {int(size) << 10 for size in sizes if size.isdecimal()}
 
 
 def cpu_quota(host: Host, pid: int | str) -> Fact[float | None]:
@@ -247,7 +254,9 @@ def _captured_mounts(host: Host, version: int, controller: str) -> list[tuple[st
 
 def _unescape(field: str) -> str:
     """Undo the octal escapes of mountinfo (space, tab, newline, backslash)."""
-    return re.sub(r"\\([0-7]{3})", lambda matched: chr(int(matched[1], 8)), field)
+    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+        field = field.replace(code, character)
+    return field
 
 
 # values ------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, stopped_clusters
+from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, stopped_clusters
 from pgpreemptcheck.facts.postmasters import Postmaster, Processes, postmaster, postmasters, process_link, service_unit
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown
@@ -48,7 +49,7 @@ def version(host: Host, data_directory: str) -> Fact[str]:
     if isinstance(text, Unknown):
         return text
     word = text.value.strip()
-    if not re.fullmatch(r"\d{1,3}(\.\d{1,2})?", word, re.ASCII):
+    if not is_version(word):
         return Unknown(f"{path} does not hold a version of PostgreSQL")
     return Known(word, path)
 
@@ -64,13 +65,13 @@ def major(host: Host, files: Host, postmaster: Postmaster) -> Fact[int]:
         return Known(int(written.value.partition(".")[0]), written.source)
     exe = process_link(host, postmaster.pid, "exe")
     for path in ([exe] if isinstance(exe, Known) else []) + [Known(postmaster.argv[0], "its command line")]:
-        matched = _VERSION_IN_PATH.search(path.value)
+        matched = re.search(_VERSION_IN_PATH, path.value)
         if matched:
             return Known(int(matched[1]), f"the path of its program ({path.value})", "inferred")
     return written
 
 
-_VERSION_IN_PATH = re.compile(r"/(?:postgresql|postgres|pgsql|pg|as)[-/]?(\d{1,2})(?:\.\d+)*/(?:.*/)?[^/]*\Z")
+_VERSION_IN_PATH = r"/(?:postgresql|postgres|pgsql|pg|as)[-/]?(\d{1,2})(?:\.\d+)*/(?:.*/)?[^/]*\Z"
 
 
 def starts_at_boot(host: Host, cluster: Postmaster | StoppedCluster) -> Fact[bool]:
@@ -80,9 +81,9 @@ def starts_at_boot(host: Host, cluster: Postmaster | StoppedCluster) -> Fact[boo
     if cluster.container is not None:
         return Unknown(f"what starts the container {cluster.container} is not looked at")
     config = cluster.config_file.value if isinstance(cluster.config_file, Known) else ""
-    debian = re.fullmatch(r"(/etc/postgresql/([^/]+)/([^/]+))/postgresql\.conf", config)
-    if debian:
-        return debian_start(host, debian[1], f"postgresql@{debian[2]}-{debian[3]}.service")
+    parts = config.split("/")
+    if parts[:3] == ["", "etc", "postgresql"] and len(parts) == 6:
+        return debian_start(host, config.rpartition("/")[0], f"postgresql@{parts[3]}-{parts[4]}.service")
     cgroup = host.read(f"/proc/{cluster.pid}/cgroup")
     unit = service_unit(cgroup.value) if isinstance(cgroup, Known) else None
     if unit is None or unit.startswith("user@"):
@@ -93,8 +94,7 @@ def starts_at_boot(host: Host, cluster: Postmaster | StoppedCluster) -> Fact[boo
 # what cannot be seen -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Socket:
+class _Socket(NamedTuple):
     """A Unix socket on which a server or a connection pooler listens: /proc/net/unix shows it to everybody."""
 
     path: str
@@ -102,9 +102,7 @@ class _Socket:
     inode: int
 
 
-_SOCKET_LINE = re.compile(
-    r"\S+: \S+ \S+ (?P<flags>[0-9A-Fa-f]{8}) \S+ \S+ +(?P<inode>\d+) (?P<path>.*/\.s\.PGSQL\.(?P<port>\d{1,5}))\Z"
-)
+_POOLERS = (b"bouncer", b"pgpool", b"odyssey", b"pgcat", b"pgagroal")
 _ACCEPTS = 0x10000  # __SO_ACCEPTCON: it listens
 
 
@@ -114,9 +112,17 @@ def _sockets(host: Host) -> list[_Socket]:
         return []
     found: dict[str, _Socket] = {}
     for line in text.value.split("\n"):
-        matched = _SOCKET_LINE.match(line) if ".s.PGSQL." in line else None
-        if matched and int(matched["flags"], 16) & _ACCEPTS:
-            found[matched["path"]] = _Socket(matched["path"], int(matched["port"]), int(matched["inode"]))
+        place, named, port = line.rpartition("/.s.PGSQL.")
+        fields = place.split(maxsplit=7)  # Num RefCount Protocol Flags Type St Inode Path
+        if not named or len(fields) < 7 or not port.isdecimal() or not fields[6].isdecimal():
+            continue
+        try:
+            listens = int(fields[3], 16) & _ACCEPTS
+        except ValueError:
+            continue
+        if listens:
+            path = (fields[7] if len(fields) > 7 else "") + named + port
+            found[path] = _Socket(path, int(port), int(fields[6]))
     return list(found.values())
 
 
@@ -143,10 +149,11 @@ def _holders(host: Host, processes: Processes, inodes: set[int]) -> dict[int, in
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, int] = {}
     budget = _MAX_FD_LINKS
-    pooler = re.compile(rb"bouncer|pgpool|odyssey|pgcat|pgagroal")
-    for pid in sorted(
-        [*processes.heads, *processes.servers], key=lambda p: not pooler.search(processes.heads.get(p, b""))
-    ):
+
+    def unlikely(pid: int) -> bool:
+        return not any(name in processes.heads.get(pid, b"") for name in _POOLERS)
+
+    for pid in sorted([*processes.heads, *processes.servers], key=unlikely):
         names = host.list(f"/proc/{pid}/fd")
         for name in names.value if isinstance(names, Known) else ():
             link = host.link(f"/proc/{pid}/fd/{name}")

@@ -62,6 +62,11 @@ def _real(host: Host, path: str) -> str:
         return path
 
 
+def is_version(word: str) -> bool:
+    """Return whether this is a major version as PostgreSQL writes it: 15, 9.6."""
+    return word.isascii() and len(word) < 6 and word[:1].isdigit() and word.replace(".", "", 1).isdigit()
+
+
 def _exists(host: Host, path: str) -> bool:
     return isinstance(host.status(path), Known)
 
@@ -71,16 +76,19 @@ def _owner(host: Host, directory: str) -> Fact[int]:
     return Known(status.value.uid, f"owner of {directory}") if isinstance(status, Known) else status
 
 
-_DATA_DIRECTORY = re.compile(r"^[ \t]*data_directory[ \t]*=?[ \t]*(?:'((?:[^'\n]|'')*)'|([^\s#']+))", re.M | re.I)
-
-
 def _named_data_directory(host: Host, config_file: str) -> str | None:
     """Return the data_directory that a configuration file sets: the last one in the file counts."""
     text = host.read(config_file)
     if isinstance(text, Unknown):
         return None
-    found = _DATA_DIRECTORY.findall(text.value)
-    path = (found[-1][0].replace("''", "'") or found[-1][1]) if found else ""
+    path = ""
+    for line in text.value.split("\n"):
+        line = line.strip()
+        rest = line[14:].lstrip(" \t=") if line[:14].lower() == "data_directory" else ""
+        if rest.startswith("'"):
+            path = rest[1:].replace("''", "\0").partition("'")[0].replace("\0", "'")
+        elif rest:
+            path = rest.partition("#")[0].strip()
     return clean_path(path) if path.startswith("/") else None
 
 
@@ -107,7 +115,7 @@ def _debian_clusters(host: Host) -> Iterable[tuple[str, str]]:
     """Yield (version, name) of the clusters in /etc/postgresql (postgresql-common)."""
     versions = host.list("/etc/postgresql")
     for number in versions.value if isinstance(versions, Known) else ():
-        if re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII):
+        if is_version(number):
             names = host.list(f"/etc/postgresql/{number}")
             yield from ((number, name) for name in (names.value if isinstance(names, Known) else ()))
 
@@ -199,7 +207,7 @@ def _red_hat(host: Host) -> Iterable[StoppedCluster]:
     places: list[tuple[str, str]] = [("/var/lib/pgsql/data", "postgresql.service")]
     names = host.list("/var/lib/pgsql")
     for name in names.value if isinstance(names, Known) else ():
-        if re.fullmatch(r"\d+(\.\d+)?", name, re.ASCII):
+        if is_version(name):
             places.append((f"/var/lib/pgsql/{name}/data", f"postgresql-{name}.service"))
     for unit, directory in _unit_directories(host):
         places.append((directory, unit))
@@ -228,8 +236,8 @@ def _unit_directories(host: Host) -> Iterable[tuple[str, str]]:
             files = [f"{base}/{name}/{file}" for file in (drop_ins.value if isinstance(drop_ins, Known) else ())]
         for file in files:
             text = host.read(file)
-            for matched in _UNIT_PGDATA.finditer(text.value) if isinstance(text, Known) else ():
+            for matched in re.finditer(_UNIT_PGDATA, text.value) if isinstance(text, Known) else ():
                 yield name.removesuffix(".d"), clean_path(matched[1])
 
 
-_UNIT_PGDATA = re.compile(r"""^[ \t]*Environment=(?:.*[\s"'])?["']?PGDATA=(/[^\s"'%$]+)""", re.M)
+_UNIT_PGDATA = r"""(?m)^[ \t]*Environment=(?:.*[\s"'])?["']?PGDATA=(/[^\s"'%$]+)"""

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgpreemptcheck.host import ContainerHost, Host
 from pgpreemptcheck.values import Fact, Known, Unknown
@@ -41,10 +42,8 @@ class Postmaster:
 
 # which processes are servers ---------------------------------------------------------------------
 
-_SERVER_NAME = re.compile(r"\.?(?P<fork>[a-z0-9_]+-)?(?:postgres|postmaster)(?:[-.](?:\d[\d.]*|bin|real|wrapped))?\Z")
-_TITLE = re.compile(r"(?P<name>[^/: ]+): ")  # what a server process other than the postmaster calls itself
-_LOADER = re.compile(r"ld(?:64)?(?:[-.].*)?\.so(?:\.\d+)?\Z")
-_MAYBE_SERVER = re.compile(rb"postgres|postmaster|pgdata|config_file|\0-D(?:\0|[./])", re.I)
+_SUFFIXES = ("", "bin", "real", "wrapped")  # of wrapped programs (Nix: .postgres-wrapped), beside version numbers
+_MAYBE_SERVER = (b"postgres", b"postmaster", b"pgdata", b"config_file", b"\0-d\0", b"\0-d/", b"\0-d.")
 
 _NOT_A_SERVER = ("--single", "--boot", "--check", "--describe-config", "--version", "-V", "--help", "-?")
 _OPTIONS_WITH_VALUE = "BCcDdfhkNprStvW"  # getopt string of postmaster.c, 13 to 19
@@ -70,10 +69,10 @@ class Processes:
 
     def _sort(self, host: Host, pid: int, head: bytes) -> None:
         argv = _split(head, captured=not host.live)
-        title = _TITLE.match(argv[0])
-        if title and _SERVER_NAME.match(title["name"]):
+        title, colon, _ = argv[0].partition(": ")  # what every server process but the postmaster calls itself
+        if colon and _named_as_server(title) is not None:
             self.backends.append(pid)
-        elif _SERVER_NAME.match(_base(argv[0])) or _server_behind_loader(argv):
+        elif _named_as_server(_base(argv[0])) is not None or _server_behind_loader(argv):
             self.servers.append(pid)
         else:
             self.heads[pid] = head
@@ -90,15 +89,32 @@ def _base(path: str) -> str:
     return path.rpartition("/")[2]
 
 
+def _named_as_server(name: str) -> str | None:
+    """Return the prefix of a server program's name ("" for PostgreSQL's own, "edb-" for a fork), None for others."""
+    for word in ("postgres", "postmaster"):
+        before, found, after = name.removeprefix(".").partition(word)
+        if not found:
+            continue
+        before_fits = not before or (before.endswith("-") and before[:-1].replace("_", "").isalnum())
+        after_fits = not after or (after[0] in "-." and (after[1:] in _SUFFIXES or after.strip("-.0123456789") == ""))
+        return before if before_fits and after_fits else None
+    return None
+
+
+def _is_loader(name: str) -> bool:
+    """Return whether this is a dynamic loader: ld-linux-x86-64.so.2, ld64.so.1, ld-musl-aarch64.so.1, ld-2.31.so."""
+    return name.startswith("ld") and name[2:3] in ("-", ".", "6") and ".so" in name
+
+
 def _server_behind_loader(argv: Sequence[str]) -> int:
     """Return the index of the server's name after a dynamic loader's, 0 if there is none."""
-    if not _LOADER.match(_base(argv[0])):
+    if not _is_loader(_base(argv[0])):
         return 0
-    return next((i for i, word in enumerate(argv) if i and "=" not in word and _SERVER_NAME.match(_base(word))), 0)
+    names = enumerate(argv[1:], 1)
+    return next((i for i, word in names if "=" not in word and _named_as_server(_base(word)) is not None), 0)
 
 
-@dataclass(frozen=True)
-class _Start:
+class _Start(NamedTuple):
     """The options of a server's command line that say where its cluster is; settings by canonical name."""
 
     directory: str | None  # -D
@@ -150,7 +166,7 @@ def postmaster(host: Host, processes: Processes, pid: int) -> Postmaster | None:
 def postmasters(host: Host, processes: Processes) -> list[Postmaster]:
     """Return the running postmasters."""
     candidates = [*processes.servers]
-    candidates += [pid for pid, head in processes.heads.items() if _MAYBE_SERVER.search(head)]
+    candidates += [pid for pid, head in processes.heads.items() if any(word in head.lower() for word in _MAYBE_SERVER)]
     found: dict[int, _Candidate] = {}
     for pid in candidates:
         candidate = _look_at(host, processes, pid)
@@ -163,8 +179,7 @@ def postmasters(host: Host, processes: Processes) -> list[Postmaster]:
     ]
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     pid: int
     argv: list[str]
     start: _Start
@@ -202,7 +217,7 @@ def _look_at(host: Host, processes: Processes, pid: int) -> _Candidate | None:
         return None
     cwd = process_link(host, pid, "cwd")
     lock = _lock(host, pid, status, cwd, start)
-    named = bool(_SERVER_NAME.match(_base(argv[0])))
+    named = _named_as_server(_base(argv[0])) is not None
     confirmed = isinstance(lock, Known) or (
         not host.live and isinstance(host.status(f"/proc/{pid}/pgpreemptcheck.json"), Known)
     )
@@ -217,7 +232,7 @@ def _looks_started(host: Host, processes: Processes, candidate: _Candidate) -> b
     exe = process_link(host, candidate.pid, "exe")
     if isinstance(exe, Known):
         name = _base(exe.value.removesuffix(" (deleted)"))
-        if not (_SERVER_NAME.match(name) or _LOADER.match(name)):
+        if _named_as_server(name) is None and not _is_loader(name):
             return False
     settings = candidate.start.settings
     if candidate.start.directory or "config_file" in settings or "data_directory" in settings:
@@ -234,7 +249,8 @@ def _status(host: Host, pid: int) -> dict[str, str] | None:
     text = host.read(f"/proc/{pid}/status")
     if isinstance(text, Unknown):
         return {} if not host.live else None
-    fields = dict(re.findall(r"^(PPid|Uid|NSpid|State):[ \t]*(.*)", text.value, re.M))
+    lines = (line.partition(":") for line in text.value.split("\n"))
+    fields = {name: value.strip() for name, _, value in lines}
     return None if fields.get("State", "")[:1] in ("Z", "X") else fields
 
 
@@ -367,8 +383,8 @@ def _booted(host: Host) -> Fact[float]:
     text = host.read("/proc/stat")
     if isinstance(text, Unknown):
         return text
-    line = re.search(r"^btime (\d+)", text.value, re.M)
-    return Known(float(line[1]), "/proc/stat") if line else Unknown("/proc/stat has no btime")
+    word = ("\n" + text.value).partition("\nbtime ")[2].partition("\n")[0].strip()
+    return Known(float(word), "/proc/stat") if word.isdecimal() else Unknown("/proc/stat has no btime")
 
 
 def _line(lines: Sequence[str], number: int) -> str:
@@ -468,13 +484,11 @@ def _socket_directories(candidate: _Candidate) -> Fact[tuple[str, ...]]:
 
 def _fork(host: Host, candidate: _Candidate) -> str | None:
     name = _base(candidate.argv[0])
-    matched = _SERVER_NAME.match(name)
-    if matched is None or matched["fork"]:
+    if _named_as_server(name) != "":
         return name or "unnamed"
     exe = process_link(host, candidate.pid, "exe")
     program = _base(exe.value.removesuffix(" (deleted)")) if isinstance(exe, Known) else ""
-    behind = _SERVER_NAME.match(program)
-    return program if behind and behind["fork"] else None
+    return program if _named_as_server(program) else None
 
 
 # containers --------------------------------------------------------------------------------------
@@ -495,11 +509,11 @@ def _root(host: Host, pid: int) -> tuple[str | None, str | None]:
 
 _ID = r"([0-9a-f]{12})[0-9a-f]*"
 _CONTAINERS = (
-    re.compile(r"[/:](docker|libpod|cri-containerd|crio|containerd|podman|nerdctl)[-/:]" + _ID),
-    re.compile(r"/(kubepods)[^:]*/(?:[a-z]+-)*" + _ID + r"(?:\.scope)?(?:/|\Z)"),
-    re.compile(r"/(lxc)(?:\.payload)?[./]([^/]+)"),
-    re.compile(r"/(machine)\.slice/(?:machine-|systemd-nspawn@)?([^/]+?)\.(?:scope|service)"),
-    re.compile(r"/(ecs|garden)/(?:[^/]+/)?" + _ID),
+    r"[/:](docker|libpod|cri-containerd|crio|containerd|podman|nerdctl)[-/:]" + _ID,
+    r"/(kubepods)[^:]*/(?:[a-z]+-)*" + _ID + r"(?:\.scope)?(?:/|\Z)",
+    r"/(lxc)(?:\.payload)?[./]([^/]+)",
+    r"/(machine)\.slice/(?:machine-|systemd-nspawn@)?([^/]+?)\.(?:scope|service)",
+    r"/(ecs|garden)/(?:[^/]+/)?" + _ID,
 )
 """How container managers name the cgroup of a container: the manager, and an id (cut to twelve digits) or a name."""
 
@@ -509,7 +523,7 @@ def _container(cgroup: str) -> str | None:
     paths = [line.split(":", 2)[2] for line in cgroup.split("\n") if line.count(":") >= 2]
     for pattern in _CONTAINERS:
         for path in paths:
-            matched = pattern.search(path)
+            matched = re.search(pattern, path)
             if matched:
                 return f"{matched[1]}-{matched[2]}".replace("\\x2d", "-")
     return None
@@ -517,5 +531,5 @@ def _container(cgroup: str) -> str | None:
 
 def service_unit(cgroup: str) -> str | None:
     """Return the systemd service that a cgroup path names."""
-    matched = re.search(r"/([^/\n]+\.service)(?:/|$)", cgroup, re.M)
-    return matched[1].replace("\\x2d", "-") if matched else None
+    names = (name for line in cgroup.split("\n") for name in line.split("/"))
+    return next((name.replace("\\x2d", "-") for name in names if name.endswith(".service")), None)

@@ -6,7 +6,6 @@ the mmap lock of a segment of many gigabytes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,16 +14,12 @@ from pgpreemptcheck.values import Fact, Known, Unknown, measured
 
 Backing = Literal["base", "huge", "sysv"]
 
-_MAPPING = re.compile(
-    r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ (?P<inode>\d+)\s+"
-    r"(?P<name>(?P<huge>/anon_hugepage)|(?P<base>/dev/zero)|(?P<sysv>/SYSV[0-9a-f]{8})) \(deleted\)\s*\Z"
-)
+_KINDS: tuple[tuple[str, Backing], ...] = (("/anon_hugepage", "huge"), ("/dev/zero", "base"), ("/SYSV", "sysv"))
 """How the kernel names the three kinds of main segment in maps (mm/shmem.c, fs/hugetlbfs/inode.c, ipc/shm.c).
 
 Other shared mappings are not the main segment: dynamic shared memory (/dev/shm/PostgreSQL.*), io_uring rings, files.
 """
 
-_KINDS: tuple[Backing, ...] = ("huge", "base", "sysv")
 _TELLTALE_BYTES = 1 << 20
 """With mmap a System V page of 4 kB or less is there too, as an interlock; a main segment is never that small."""
 
@@ -74,15 +69,29 @@ def _largest(maps: str) -> tuple[int, int, Backing, str] | None:
     start = end = 0
     last = ("", "")
     for line in maps.split("\n"):
-        matched = _MAPPING.match(line)
-        if matched is None:
+        fields = line.split(maxsplit=5)  # range, rights, offset, device, inode, name
+        if len(fields) < 6 or fields[1] != "rw-s" or not fields[5].rstrip().endswith(" (deleted)"):
             continue
-        low, high, same = int(matched["start"], 16), int(matched["end"], 16), (matched["inode"], matched["name"])
-        start = start if low == end and same == last else low
-        end, last = high, same
+        name = fields[5].rstrip().removesuffix(" (deleted)")
+        kind = next((kind for prefix, kind in _KINDS if _bears(name, prefix)), None)
+        try:
+            low, high = (int(word, 16) for word in fields[0].split("-"))
+        except ValueError:
+            continue
+        if kind is None:
+            continue
+        start = start if low == end and (fields[4], name) == last else low
+        end, last = high, (fields[4], name)
         if best is None or end - start > best[1]:
-            best = (start, end - start, next(kind for kind in _KINDS if matched[kind]), matched["name"])
+            best = (start, end - start, kind, name)
     return best
+
+
+def _bears(name: str, prefix: str) -> bool:
+    """Return whether a mapping's name is that of a kind; a System V segment has its key of eight digits after it."""
+    if prefix != "/SYSV":
+        return name == prefix
+    return name.startswith(prefix) and len(name) == 13 and "/" not in name[1:]
 
 
 def _by_setting(huge_page_size: Fact[int], default_huge_page_bytes: Fact[int]) -> Fact[int]:
@@ -136,12 +145,12 @@ def _from_status(
     status = host.read(path)
     if isinstance(status, Unknown):
         return Segment(why, why, why, why, why)
-    line = re.search(r"^HugetlbPages:\s*(\d+) kB", status.value, re.M)
-    if line is None:
+    words = status.value.partition("\nHugetlbPages:")[2].partition("\n")[0].split()
+    if len(words) != 2 or words[1] != "kB" or not words[0].isdecimal():
         return Segment(why, why, why, why, why)
-    if int(line[1]):
+    if int(words[0]):
         gap = Unknown(
-            f"{why.reason}; HugetlbPages in {path} is {line[1]} kB, which suggests huge pages and does not prove "
+            f"{why.reason}; HugetlbPages in {path} is {words[0]} kB, which suggests huge pages and does not prove "
             "them for the segment: other memory of the process can be on huge pages too",
             why.hint or "run as root or as the owner of the cluster",
             why.kind,

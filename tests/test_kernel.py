@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import gzip
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgpreemptcheck.captured import open_host
 from pgpreemptcheck.facts import kernel, kernel_command_line, kernel_config, kernel_log
 from pgpreemptcheck.facts.kernel import DEBUGFS, Kernel, Preemption
 from pgpreemptcheck.facts.kernel_command_line import CommandLine
@@ -291,6 +293,7 @@ M2, G1 = 2 << 20, 1 << 30
         ("hugepagesz=2048K hugepages=5", [(M2, 5, None)], ()),
         # refused by the kernel, with what follows
         ("hugepagesz=3M hugepages=5", [], ("hugepagesz=3M", "hugepages=5")),
+        ("hugepagesz=3M hugepages=5 hugepages=6", [(None, 6, None)], ("hugepagesz=3M", "hugepages=5")),
         ("hugepagesz=16M hugepages=5", [], ("hugepagesz=16M", "hugepages=5")),  # no such page on x86
         ("hugepagesz=2M hugepages=5 hugepages=6", [(M2, 5, None)], ("hugepages=6",)),
         ("hugepagesz=2M hugepages=5 hugepagesz=2M hugepages=6", [(M2, 5, None)], ("hugepagesz=2M", "hugepages=6")),
@@ -423,6 +426,29 @@ def test_the_last_mode_line_counts_and_a_refusal_is_no_mode() -> None:
     result = read({"uname.txt": DEBIAN_612, DEBUGFS: errno.EPERM, "dmesg.txt": log, "/proc/cmdline": "preempt=eager\n"})
     assert mode(result) == ("full", "effective", "measured")
     assert known(result.preemption.ignored_parameter) == "eager"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "[ 0.02] Dynamic Preempt: unsupported mode: lazy\n[ 0.29] Dynamic Preempt: full\n",
+        "[ 0.02] Dynamic Preempt: Unsupported preempt mode lazy, default to full\n",  # 5.12
+        '[ 0.02] Unknown kernel command line parameters "splash preempt=lazy", will be passed to user space.\n',
+    ],
+)
+def test_a_refusal_in_the_log_settles_what_is_ignored(log: str) -> None:
+    result = preemption({"dmesg.txt": log, "/proc/cmdline": "splash preempt=lazy\n"})
+    assert known(result.ignored_parameter) == "lazy"
+
+
+def test_a_capture_of_a_host_under_lockdown(tmp_path: Path) -> None:
+    (tmp_path / "uname.txt").write_text(DEBIAN_70)
+    (tmp_path / "sys-kernel-debug-sched-preempt.error.txt").write_text("cat: preempt: Operation not permitted\n")
+    result = kernel.read(open_host(str(tmp_path)))
+    assert "Operation not permitted" in reason(result.preemption.mode)
+    assert "suggests that it is on" in reason(result.lockdown)
+    (tmp_path / "dmesg.txt").write_text("[    0.29] Dynamic Preempt: lazy\n")
+    assert mode(kernel.read(open_host(str(tmp_path)))) == ("lazy", "effective", "measured")
 
 
 def test_only_the_last_boot_in_a_log_counts() -> None:
@@ -590,6 +616,7 @@ def test_a_static_build_is_effective_and_ignores_every_preempt() -> None:
     [
         ("ro quiet\n", ("voluntary", "boot", "inferred"), None),
         ("preempt=none\n", ("none", "boot", "inferred"), None),
+        ("preempt=none preempt=full\n", ("full", "boot", "inferred"), None),  # each valid one is applied
         ("preempt=full preempt=bogus\n", ("full", "boot", "inferred"), "bogus"),
         ("preempt=lazy\n", ("voluntary", "boot", "inferred"), "lazy"),  # 6.12 has no lazy
         (None, ("voluntary", "build", "inferred"), "unknown"),

@@ -138,8 +138,8 @@ def _virtualization(host: Host, identity: Identity) -> Fact[str | None]:
     for word, name in _VENDORS:
         if word in firmware:
             return Known(name, source)
-    info = host.read("/proc/cpuinfo", limit=32 << 20)
-    text = info.value if isinstance(info, Known) else ""
+    info = host.read_range("/proc/cpuinfo", 0, 16384)  # the first CPU is enough: the file is long on large hosts
+    text = info.value.decode("ascii", "replace") if isinstance(info, Known) else ""
     start = text.find("\nflags")
     if start < 0:
         return Unknown(

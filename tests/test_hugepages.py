@@ -268,4 +268,4 @@ def test_this_machine() -> None:
     assert isinstance(pages.pools, tuple)
     assert {f"hugepages-{known(p.page_bytes) >> 10}kB" for p in pages.pools} == set(os.listdir(POOLS))
     default = next(p for p in pages.pools if known(p.page_bytes) == known(pages.default_bytes))
-    assert known(default.total) == known(meminfo.read(host).count("HugePages_Total"))
+    assert known(default.total) == known(meminfo.read(host).number("HugePages_Total"))

@@ -100,7 +100,7 @@ def _pools(host: Host, info: meminfo.Meminfo, default: Fact[int], kernel: Kernel
         if sizes:
             nodes = _node_names(host)
             return tuple(_pool_of_sysfs(host, size, nodes) for size in sizes)
-    total = info.count("HugePages_Total")
+    total = info.number("HugePages_Total")
     if isinstance(total, Unknown) and total.kind == "absent":
         without = _without_huge_pages(host, names, info, kernel)
         if without or isinstance(default, Unknown):
@@ -162,8 +162,8 @@ def _pool_of_sysfs(host: Host, size_kb: int, nodes: tuple[str, ...]) -> Pool:
 
 def _pool_of_meminfo(host: Host, info: meminfo.Meminfo, default: Fact[int]) -> tuple[Pool, ...] | Unknown:
     """Return the pool of the default size: all that meminfo knows. A listing with an odd line is not used at all."""
-    total, free = info.count("HugePages_Total"), info.count("HugePages_Free")
-    reserved, surplus = info.count("HugePages_Rsvd"), info.count("HugePages_Surp")
+    total, free = info.number("HugePages_Total"), info.number("HugePages_Free")
+    reserved, surplus = info.number("HugePages_Rsvd"), info.number("HugePages_Surp")
     for fact in (total, free, default):
         if isinstance(fact, Unknown) and fact.kind != "absent":
             return Unknown(f"no huge page pool can be read: {fact.reason}", fact.hint, fact.kind)

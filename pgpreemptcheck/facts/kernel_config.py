@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, measured
@@ -71,8 +71,7 @@ _NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """The options of interest as the file has them: `y`, `m`, a value, or `n` for "is not set"."""
 
     options: Mapping[str, str]

@@ -7,7 +7,7 @@ dump_stack_print_info() in lib/dump_stack.c.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgpreemptcheck.facts.kernel_config import Mode, Version, version_of
 from pgpreemptcheck.host import Host
@@ -34,8 +34,7 @@ _BACKTRACE = (
 )
 
 
-@dataclass(frozen=True)
-class LogEvidence:
+class LogEvidence(NamedTuple):
     """What a kernel log says; `mode` is by the last line that tells, the effective one."""
 
     mode: Known[Mode] | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown
@@ -14,8 +14,7 @@ _WRAPPED = 1 << 63
 """The kernel's counters are signed longs here: a number above it is one that went below zero."""
 
 
-@dataclass(frozen=True)
-class Meminfo:
+class Meminfo(NamedTuple):
     """The lines of /proc/meminfo by key, every value as written; or why the file could not be read."""
 
     lines: Mapping[str, tuple[str, ...]] | Unknown
@@ -30,7 +29,7 @@ class Meminfo:
             return Unknown(f"{PATH} has {len(values)} lines {key}, which no kernel prints", "read the file again")
         return values[0].split()
 
-    def count(self, key: str) -> Fact[int]:
+    def number(self, key: str) -> Fact[int]:
         """Return a number that has no unit (pages)."""
         words = self._words(key)
         if isinstance(words, Unknown):

@@ -23,8 +23,8 @@ def _record(cls: Any, prefix: str, facts: Mapping[str, Any]) -> Any:
             values[field.name] = given if isinstance(given, (Known, Unknown)) else Known(given, f"source of {name}")
             continue
         word = field.type.partition(" ")[0]
-        module = next(c.__module__ for c in cls.__mro__ if c.__dict__.get("__annotations__", {}).get(field.name))
-        part = sys.modules[module].__dict__.get(word)
+        declaring = [c for c in cls.__mro__ if getattr(c, "__dataclass_fields__", {}).get(field.name) is field][-1]
+        part = sys.modules[declaring.__module__].__dict__.get(word)
         below = any(key.startswith(name + ".") for key in facts)
         optional = field.type.endswith("| None")
         if dataclasses.is_dataclass(part) and part is not Unknown and (below or not optional):

@@ -6,13 +6,14 @@ driver, while the host's own facts are read and the rules are loaded.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from pgpreemptcheck import owner
-from pgpreemptcheck.facts import binary, cgroups, clusters, control, cpus, segment, server, settings, system
-from pgpreemptcheck.facts.cgroups import HugetlbLimit
+from pgpreemptcheck import access
+from pgpreemptcheck.access import Access
+from pgpreemptcheck.facts import binary, clusters, control, cpus, segment, server, settings, system
+from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
 from pgpreemptcheck.facts.clusters import Postmaster, StoppedCluster
 from pgpreemptcheck.facts.control import Control
 from pgpreemptcheck.facts.cpus import CpuShare
@@ -22,6 +23,8 @@ from pgpreemptcheck.facts.settings import FileSettings, Settings
 from pgpreemptcheck.facts.system import System
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,173 @@ class Facts:
     system: System
     clusters: tuple[ClusterFacts, ...]
     hidden: Unknown | None
+
+
+class Inspection:
+    """One inspection of a host. Constructing it finds the clusters and starts the children; `facts()` reads."""
+
+    def __init__(
+        self, host: Host, *, pgdata: Sequence[str] = (), sql: bool = True, dsn: str | None = None, deep: bool = False
+    ) -> None:
+        self._host = host
+        self._found = clusters.find(host, pgdata)
+        self._access: Access = access.open_access(host, self._found, sql=sql, dsn=dsn, deep=deep)
+
+    def facts(self) -> Facts:
+        """Return everything that can be read of the host and its clusters. The children end with it."""
+        with self._access:
+            host_facts = system.read(self._host)
+            running = [self._running(postmaster, host_facts) for postmaster in self._found.running]
+            stopped = [self._stopped(cluster, host_facts) for cluster in self._found.stopped]
+        return Facts(host_facts, tuple(_unique(running + stopped)), self._found.concealed)
+
+    def _running(self, postmaster: Postmaster, host_facts: System) -> ClusterFacts:
+        host = self._host
+        files = self._access.files(postmaster.uid, postmaster.root)
+        process = self._access.files(postmaster.uid, None)
+        major = clusters.major(host, files, postmaster)
+        answer = self._access.answer(postmaster)
+        said = server.facts(answer)
+        on_disk = _read_files(
+            files, postmaster.data_directory, postmaster.config_file, major, postmaster.argv, postmaster.fork
+        )
+        sql_settings = said.settings.value if isinstance(said.settings, Known) else None
+        now = settings.running(on_disk, sql_settings, postmaster.argv, _known(major), postmaster.started)
+        directory = _known(postmaster.data_directory)
+        return ClusterFacts(
+            id=_identity(directory, postmaster),
+            data_directory=directory,
+            version=said.version if isinstance(said.version, Known) else _version(files, directory, major),
+            major=major,
+            fork=postmaster.fork,
+            owner=self._access.user_name(postmaster.uid),
+            config_file=postmaster.config_file,
+            container=postmaster.container,
+            starts_at_boot=clusters.starts_at_boot(host, postmaster),
+            standby=control.is_standby(files, directory) if directory else _NO_DIRECTORY,
+            control=control.read(files, directory) if directory else _NO_DIRECTORY,
+            patroni=_patroni(files, postmaster.config_file, directory),
+            files=on_disk,
+            freelist=binary.freelist(host, postmaster.pid, major),
+            cpus=cpus.share(host, postmaster.pid),
+            hugetlb_limits=hugetlb_limits(host, postmaster.pid),
+            postmaster=postmaster,
+            port=now.port if isinstance(now.port, Known) else postmaster.port,
+            settings=now,
+            segment=segment.read(
+                process,
+                postmaster.pid,
+                huge_page_size=now.huge_page_size,
+                default_huge_page_bytes=host_facts.huge_pages.default_bytes,
+                base_page_bytes=host_facts.memory.base_page_bytes,
+                shmem_thp_possible=host_facts.huge_pages.shmem_thp_possible,
+            ),
+            server=said,
+        )
+
+    def _stopped(self, cluster: StoppedCluster, host_facts: System) -> ClusterFacts:
+        files = self._access.files(cluster.uid, None)
+        directory = cluster.data_directory
+        version = clusters.version(files, directory)
+        major: Fact[int] = (
+            Known(int(version.value.partition(".")[0]), version.source) if isinstance(version, Known) else version
+        )
+        on_disk = _read_files(files, Known(directory, cluster.where), cluster.config_file, major, cluster.argv, None)
+        why = Unknown("the cluster does not run, so no program of it can be looked at")
+        return ClusterFacts(
+            id=directory,
+            data_directory=directory,
+            version=version,
+            major=major,
+            fork=None,
+            owner=self._access.user_name(cluster.uid),
+            config_file=cluster.config_file,
+            container=None,
+            starts_at_boot=cluster.starts_at_boot,
+            standby=control.is_standby(files, directory),
+            control=control.read(files, directory),
+            patroni=_patroni(files, cluster.config_file, directory),
+            files=on_disk,
+            freelist=binary.by_major(major, why),
+            cpus=_future_share(host_facts),
+            hugetlb_limits=Unknown("which cgroup it will start in is not known", "start it, and check again"),
+            postmaster=None,
+            port=on_disk.settings.port,
+            settings=None,
+            segment=None,
+            server=None,
+        )
+
+
+_NO_DIRECTORY = Unknown("its data directory is not known", "run as root, or as the cluster's owner")
+
+
+def _known(fact: Fact[T]) -> T | None:
+    return fact.value if isinstance(fact, Known) else None
+
+
+def _read_files(
+    files: Host,
+    directory: Fact[str],
+    config_file: Fact[str],
+    major: Fact[int],
+    argv: Sequence[str],
+    fork: str | None,
+) -> FileSettings:
+    if isinstance(directory, Unknown):
+        return settings.unread(directory)
+    return settings.read(
+        files,
+        data_directory=directory.value,
+        config_file=_known(config_file),
+        major=_known(major),
+        argv=argv,
+        fork=fork,
+    )
+
+
+def _version(files: Host, directory: str | None, major: Fact[int]) -> Fact[str]:
+    if directory is not None:
+        written = clusters.version(files, directory)
+        if isinstance(written, Known):
+            return written
+    return Known(str(major.value), major.source, major.certainty) if isinstance(major, Known) else major
+
+
+def _patroni(files: Host, config_file: Fact[str], directory: str | None) -> Fact[bool]:
+    """Return whether Patroni writes the configuration (its banner at the top of postgresql.conf)."""
+    path = _known(config_file) or (f"{directory}/postgresql.conf" if directory else None)
+    if path is None:
+        return _NO_DIRECTORY
+    head = files.read_range(path, 0, 512)
+    if isinstance(head, Unknown):
+        return head
+    return Known(b"overwritten by Patroni" in head.value, path)
+
+
+def _future_share(host_facts: System) -> CpuShare:
+    """Return what a cluster that does not run may use when it does: all that the host has, as far as is known."""
+    online = host_facts.cpus.online
+    if isinstance(online, Known):
+        online = Known(online.value, f"{online.source} (it does not run: nothing may pin it)", "inferred")
+    why = Unknown("which cgroup and cpuset it will start in is not known", "start it, and check again")
+    return CpuShare(online, why, why)
+
+
+def _identity(directory: str | None, postmaster: Postmaster) -> str:
+    """Return a name that stays the same over restarts where it can: the data directory, and its container."""
+    name = directory or f"pid {postmaster.pid}"
+    return f"{name} in {postmaster.container}" if postmaster.container else name
+
+
+def _unique(found: Sequence[ClusterFacts]) -> Iterator[ClusterFacts]:
+    """Tell apart clusters that would have the same id (two containers without a name of their own)."""
+    seen: set[str] = set()
+    for cluster in found:
+        name = cluster.id
+        if name in seen and cluster.postmaster is not None:
+            name = f"{name} pid {cluster.postmaster.pid}"
+        while name in seen:
+            name += "'"
+        seen.add(name)
+        yield replace(cluster, id=name) if name != cluster.id else cluster

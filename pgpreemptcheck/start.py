@@ -9,7 +9,7 @@ mm/hugetlb_cgroup.c (the reservation limit makes mmap fail, the fault limit kill
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from pgpreemptcheck.facts.hugepages import HugePages, Pool
 from pgpreemptcheck.facts.segment import Backing, Segment
@@ -37,6 +37,7 @@ class Start:
     page_bytes: Fact[int] = measured(unit="bytes", doc="the huge page size that it would ask for")
     pool_exists: Fact[bool] = measured(doc="the kernel has a pool of that size")
     pages_needed: Fact[int] = measured(unit="pages", doc="huge pages that the whole segment takes")
+    pages_at_least: Fact[int] = measured(unit="pages", doc="the same, or for shared_buffers alone where it is unknown")
     pages_obtainable: Fact[int] = measured(unit="pages", doc="pages it could get: its own, the unpromised, overcommit")
     pages_missing: Fact[int] = measured(unit="pages", doc="needed minus obtainable, never below 0")
     fault_limit_bytes: Fact[int | None] = measured(unit="bytes", doc="tightest cgroup fault limit, null: none")
@@ -164,7 +165,7 @@ def _headroom(
 
 def no_start(why: Unknown) -> Start:
     """Return the start of a cluster that there is nothing to say about."""
-    return Start(why, why, None, why, why, why, why, why, why, why)
+    return Start(why, why, None, why, why, why, why, why, why, why, why)
 
 
 def start(
@@ -189,14 +190,15 @@ def start(
     else:
         can_get = pool
     needed = _pages(need.exact, page_bytes)
-    missing = _missing(needed, _pages(need.at_least, page_bytes), can_get)
+    at_least = needed if isinstance(needed, Known) else _pages(need.at_least, page_bytes)
+    missing = _missing(needed, at_least, can_get)
     size = page_bytes.value if isinstance(page_bytes, Known) else 0
     fault = _headroom(limits, size, own, "fault") if size else Unknown("the huge page size is not known")
     rsvd = _headroom(limits, size, own, "reservation") if size else Unknown("the huge page size is not known")
     exists: Fact[bool] = Known(pool.value is not None, pool.source) if isinstance(pool, Known) else pool
     mapping = _mapping(settings, hugetlbfs, exists, missing, needed, page_bytes, fault, rsvd)
     outcome = _with_files(accepted, mapping)
-    return Start(outcome, accepted, error, page_bytes, exists, needed, can_get, missing, fault, rsvd)
+    return Start(outcome, accepted, error, page_bytes, exists, needed, at_least, can_get, missing, fault, rsvd)
 
 
 def _page_bytes(settings: Settings, huge_pages: HugePages) -> Fact[int]:
@@ -257,19 +259,22 @@ def _mapping(
     if isinstance(missing, Known) and missing.value > 0:
         return Known(short, missing.source, missing.certainty)
     size = needed.value * page_bytes.value if isinstance(needed, Known) and isinstance(page_bytes, Known) else None
-    if size is not None and isinstance(reservation_limit, Known):
-        if reservation_limit.value is not None and reservation_limit.value < size:
-            return Known(short, reservation_limit.source)
+    if _is_below(reservation_limit, size):
+        return Known(short, reservation_limit.source)
     for fact in (kind, pool_exists, missing):
         if isinstance(fact, Unknown):
             return fact
     assert isinstance(missing, Known) and size is not None  # for the type checker: missing is known from needed
-    if isinstance(fault_limit, Known) and fault_limit.value is not None and fault_limit.value < size:
+    if _is_below(fault_limit, size):
         return Known("crashes", fault_limit.source)
     for limit in (reservation_limit, fault_limit):
         if isinstance(limit, Unknown) and limit.kind != "absent":
             return limit
     return Known("starts", missing.source, missing.certainty)
+
+
+def _is_below(limit: Fact[int | None], size: int | None) -> TypeGuard[Known[int]]:
+    return isinstance(limit, Known) and limit.value is not None and size is not None and limit.value < size
 
 
 def _with_files(accepted: Fact[bool], mapping: Fact[Outcome]) -> Fact[Outcome]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pgpreemptcheck import __version__
-from pgpreemptcheck.engine.evaluate import Evaluation, Finding, Verdict
+from pgpreemptcheck.engine.evaluate import Evidence, Finding, Verdict
 from pgpreemptcheck.report.outcome import Report
 from pgpreemptcheck.report.plain import _bare, facts_document, printable
 from pgpreemptcheck.values import Known
@@ -37,3 +37,27 @@ def document(report: Report) -> dict[str, Any]:
         "errors": facts["errors"],
         "exit_code": report.exit_code,
     }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    links = [link._asdict() for link in verdict.links]
+    for link in links:
+        link["evidence"] = [_evidence(e) for e in link["evidence"]]
+    data = verdict._asdict()
+    trigger = data.pop("trigger")
+    return {
+        **_bare(data),
+        "links": _bare(links),
+        "trigger": None if trigger is None else _bare(trigger._asdict() | {"evidence": []}),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    data = finding._asdict()
+    data["evidence"] = [_evidence(e) for e in finding.evidence]
+    data["references"] = [reference._asdict() for reference in finding.references]
+    return dict(_bare(data))
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    return {"fact": evidence.fact, "value": evidence.value, "source": evidence.source}

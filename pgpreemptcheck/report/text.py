@@ -19,6 +19,7 @@ from pgpreemptcheck.values import Fact, Known, Unknown
 from pgpreemptcheck.views import ClusterView
 
 WIDTH = 80
+_COLUMN = 11  # of a link in the drawn chain
 
 HORIZON_NAMES = {"now": "now", "crash_restart": "crash restart", "next_start": "next start"}
 LINK_NAMES = {
@@ -133,8 +134,10 @@ def _answer(report: Report, style: Style) -> list[str]:
             text = f"UNKNOWN: no PostgreSQL was seen, but one may be here: {hidden.reason}."
             return _wrap(text) + (_wrap(f"To settle it: {hidden.hint}.", "  ", "") if hidden.hint else [])
         return [
-            *_wrap("No PostgreSQL was found on this host: nothing here is exposed. What is said below is the "
-                   "host's part. A cluster that does not run can be named with --pgdata DIRECTORY."),  # fmt: skip
+            *_wrap(
+                "No PostgreSQL was found on this host: nothing here is exposed. What is said below is the "
+                "host's part. A cluster that does not run can be named with --pgdata DIRECTORY."
+            ),  # fmt: skip
             "To see a full report on a bundled example: pgpreemptcheck demo",
         ]
     worst = _worst(verdicts)
@@ -191,7 +194,8 @@ def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str
     if not any(v.links for v in verdicts):
         return
     yield ""
-    yield " " * 16 + "".join(f"{LINK_NAMES.get(link.link, link.link):<12}" for link in _links(verdicts)) + "verdict"
+    names = "".join(f"{LINK_NAMES.get(link.link, link.link):<{_COLUMN}}" for link in _links(verdicts))
+    yield f"{'':<16}{names} verdict"
     for verdict in verdicts:
         yield _chain(verdict, style)
     yield ""
@@ -214,8 +218,10 @@ def _memory_line(cluster: ClusterView) -> str:
         f"huge_pages = {shown(settings.huge_pages)}",
         f"segment {_size(segment.bytes)} on {pages.get(backing, 'pages of unknown size')}",
     ]
-    if isinstance(cluster.start.pages_needed, Known):
-        parts.append(f"as huge pages: {cluster.start.pages_needed.value:,} of {_size(cluster.start.page_bytes)}")
+    if isinstance(cluster.start.pages_needed, Known) and backing != "huge":
+        parts.append(
+            f"as huge pages it would be {cluster.start.pages_needed.value:,} of {_size(cluster.start.page_bytes)}"
+        )
     return ", ".join(parts)
 
 
@@ -226,19 +232,19 @@ def _chain(verdict: Verdict, style: Style) -> str:
     for position, link in enumerate(verdict.links):
         word = {"holds": "holds", "broken": "BROKEN", "unknown": "unknown"}[link.state]
         last = position == len(verdict.links) - 1
-        rest = 11 - len(word)
+        rest = _COLUMN - 1 - len(word)
         joint = {"holds": solid, "broken": cut, "unknown": open_}[link.state]
         bar = f" {solid}{joint}{solid * (rest - 3)} " if not last else (f" {joint}" if link.state == "broken" else "")
         painted = style.paint(word, {"holds": "medium", "broken": "good", "unknown": "bold"}[link.state])
-        row += painted + bar.ljust(12 - len(word))
+        row += painted + bar.ljust(_COLUMN - len(word))
     if not verdict.links:
-        row += " " * 48
+        row += " " * 4 * _COLUMN
     name = VERDICT_NAMES[verdict.verdict]
     if verdict.verdict in ("exposed", "undetermined"):
         name += f", {verdict.severity}"
     if verdict.dormant:
         name += " (dormant)"
-    return (row + style.paint(name, verdict.severity)).rstrip()
+    return (row + " " + style.paint(name, verdict.severity)).rstrip()
 
 
 def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -326,4 +332,3 @@ def _footer(report: Report) -> list[str]:
     }
     return [*_wrap(f"Checks: {told}. Exit code {report.exit_code}: {reasons[report.exit_code]}."),
             *_wrap("All of it, passes included: --format json. One rule explained: pgpreemptcheck rules show ID")]  # fmt: skip
-

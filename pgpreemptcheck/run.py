@@ -1,0 +1,135 @@
+"""The program's use cases: from options to a finished report, without printing anything."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgpreemptcheck.captured import open_host
+from pgpreemptcheck.inspection import Facts, Inspection
+from pgpreemptcheck.report.outcome import Report, exit_code, open_questions
+from pgpreemptcheck.views import make_views
+
+if TYPE_CHECKING:
+    from pgpreemptcheck.assume import Assumptions
+    from pgpreemptcheck.engine.rules import RuleSet
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to look at, as the user gave it."""
+
+    root: str | None = None
+    pgdata: tuple[str, ...] = ()
+    dsn: str | None = None
+    no_sql: bool = False
+    deep: bool = False
+    assume: tuple[str, ...] = ()
+
+
+def check(options: Options, *, rules_dirs: Sequence[str], fail_on: str) -> Report:
+    """Return the report on a host. Raises UserError for input that cannot be used."""
+    inspection = _inspect(options)
+    rule_set = _load_rules(rules_dirs)  # meanwhile the children import the SQL driver
+    read = inspection.facts()
+    views = make_views(read, _assumptions(options, read))
+    from pgpreemptcheck.engine.evaluate import evaluate
+
+    evaluation = evaluate(rule_set, views)
+    return Report(
+        facts=read,
+        views=views,
+        evaluation=evaluation,
+        unknowns=open_questions(evaluation.findings, evaluation.verdicts, views),
+        assumed=options.assume,
+        fail_on=fail_on,
+        exit_code=exit_code(evaluation, fail_on),
+        generated_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def facts(options: Options) -> str:
+    """Return the facts of a host as JSON text."""
+    import json
+
+    from pgpreemptcheck.report.plain import facts_document
+
+    read = _inspect(options).facts()
+    document = facts_document(read, make_views(read, _assumptions(options, read)))
+    return json.dumps(document, indent=1) + "\n"
+
+
+def render(report: Report, output_format: str, *, colour: bool, unicode: bool) -> str:
+    """Return the report in one of the formats."""
+    if output_format == "json":
+        from pgpreemptcheck.report import json as as_json
+
+        return as_json.render(report)
+    from pgpreemptcheck.report import text
+
+    return text.render(report, text.Style(colour=colour, unicode=unicode))
+
+
+def demo_options() -> Options:
+    """Return the options of the demo: the bundled capture."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo", "capture")
+    return Options(root=folder)
+
+
+def rules_list(rules_dirs: Sequence[str]) -> str:
+    """Return one line a rule."""
+    rule_set = _load_rules(rules_dirs)
+    lines = [f"{s.id}  {'scenario':<9} {s.title}" for s in rule_set.scenarios]
+    lines += [f"{r.id}  {r.severity[0].level:<9} {r.title}" for r in rule_set.rules]
+    return "\n".join(lines) + "\n"
+
+
+def rules_show(rules_dirs: Sequence[str], rule_id: str) -> str:
+    """Return all that can be said of one rule."""
+    from pgpreemptcheck.engine import ruletests
+
+    rule_set = _load_rules(rules_dirs)
+    return ruletests.explain(ruletests.find_rule(rule_set, rule_id), rule_set)
+
+
+def rules_test(rules_dirs: Sequence[str]) -> tuple[str, bool]:
+    """Run the tests of all rules; return the text to print and whether any failed."""
+    from pgpreemptcheck.engine import ruletests
+
+    rule_set = _load_rules(rules_dirs)
+    failures = ruletests.run_tests(rule_set)
+    count = sum(len(subject.tests) for subject in (*rule_set.rules, *rule_set.scenarios))
+    lines = [str(failure) for failure in failures]
+    lines.append(f"{count - len(failures)} passed, {len(failures)} failed")
+    return "\n".join(lines) + "\n", bool(failures)
+
+
+def rules_schema() -> str:
+    """Return every fact with its type, unit and meaning."""
+    from pgpreemptcheck.engine.schema import Schema
+
+    lines = []
+    for fact in Schema().names():
+        unit = f" [{fact.unit}]" if fact.unit else ""
+        lines.append(f"{fact.name}: {fact.label()}{unit}" + (f"  {fact.doc}" if fact.doc else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _load_rules(rules_dirs: Sequence[str]) -> RuleSet:
+    from pgpreemptcheck.engine import rules  # imports the YAML loader only when it is needed
+
+    return rules.load(rules_dirs)
+
+
+def _inspect(options: Options) -> Inspection:
+    host = open_host(options.root, options.pgdata)
+    return Inspection(host, pgdata=options.pgdata, sql=not options.no_sql, dsn=options.dsn, deep=options.deep)
+
+
+def _assumptions(options: Options, read: Facts) -> Assumptions:
+    from pgpreemptcheck import assume
+
+    return assume.parse(options.assume, [cluster.id for cluster in read.clusters])

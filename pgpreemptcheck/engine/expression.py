@@ -339,7 +339,7 @@ def _construct(node: ast.AST) -> str:
         "IfExp": "if ... else",
         "Lambda": "functions",
     }
-    return names.get(type(node).__name__, f"{type(node).__name__} (see the grammar: rules schema)")
+    return names.get(type(node).__name__, f"such construct ({type(node).__name__})")
 
 
 def _literal(value: Any) -> _Operand:

@@ -139,6 +139,8 @@ class _Builder:
 def _scalar(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
+    if text[0] not in "-0123456789":
+        return text
     number = _NUMBER.fullmatch(text)
     if number is None:
         return text

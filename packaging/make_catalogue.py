@@ -122,7 +122,7 @@ def renamed_to(server: Server, base: str, name: str, value: str, known: dict[str
                 ).fetchone()
         except psycopg.OperationalError:  # such a value lets no session in: no mere rename
             return None
-    return row[0] if row and row[0] in known else None
+    return str(row[0]) if row and row[0] in known else None
 
 
 def hidden_values(prober: Prober, known: dict[str, dict[str, Any]], words: set[str]) -> dict[str, list[str]]:
@@ -180,17 +180,17 @@ def record(what: dict[str, Any], hidden: dict[str, str]) -> list[Any]:
         values = {value: value for value in what["accepted"]}
     numeric = kind in ("integer", "real")
     default = number(what["boot_val"]) if numeric else what["boot_val"]
-    compact = [
+    compact: list[Any] = [
         short,
         what["context"],
         what["unit"] or "",
         number(what["min_val"]) if numeric else None,
         number(what["max_val"]) if numeric else None,
         # paths and locales of one build are nobody else's default
-        default if kind != "string" or not default or "/" not in default else None,
+        default if kind != "string" or not default or "/" not in str(default) else None,
         values,
     ]
-    while compact and compact[-1] in (None, ""):
+    while compact and (compact[-1] is None or compact[-1] == ""):
         compact.pop()
     return compact
 
@@ -265,30 +265,30 @@ def main(argv: list[str]) -> int:
         if servers.get(major)
     }
     os.makedirs(OUT, exist_ok=True)
-    merged = {major: merge(builds) for major, builds in gathered.items()}
+    merged = {major: merge(asked) for major, asked in gathered.items()}
     some_names = {name for _, optional_names, _ in merged.values() for name in optional_names}
     some_values: dict[str, set[str]] = {}
     for _, _, optional_values in merged.values():
         for name, values in optional_values.items():
             some_values.setdefault(name, set()).update(values)
-    for major, builds in gathered.items():
+    for major, asked in gathered.items():
         names, _, optional_values = merged[major]
-        everywhere = set.intersection(*({name.lower() for name in build["known"]} for build in builds.values()))
+        everywhere = set.intersection(*({name.lower() for name in build["known"]} for build in asked.values()))
         # Only some builds of a major are at hand: what is optional in another major may be so here.
-        for name, values in some_values.items():
-            if name in names and names[name][0] == "e" and name not in optional_values and len(builds) == 1:
-                optional_values[name] = sorted(values)
+        for name, taken in some_values.items():
+            if name in names and names[name][0] == "e" and name not in optional_values and len(asked) == 1:
+                optional_values[name] = sorted(taken)
         later: dict[str, str] = {}
         if major in before:
             version, old = before[major]
-            plain = {n.lower() for build in builds.values() for n, w in build["known"].items() if "unlisted" not in w}
+            plain = {n.lower() for build in asked.values() for n, w in build["known"].items() if "unlisted" not in w}
             later = {name: version for name in sorted((plain & everywhere) - old) if names[name][1] != "internal"}
         document: dict[str, Any] = {
             "major": major,
-            "builds": {key: servers[major][key].version for key in builds},
-            "renamed": {old: new for build in builds.values() for old, new in build["renamed"].items()},
+            "builds": {key: servers[major][key].version for key in asked},
+            "renamed": {old: new for build in asked.values() for old, new in build["renamed"].items()},
             "spelling": {
-                name.lower(): name for build in builds.values() for name in build["known"] if name != name.lower()
+                name.lower(): name for build in asked.values() for name in build["known"] if name != name.lower()
             },
             "optional_names": sorted(some_names - everywhere),
             "optional_values": optional_values,

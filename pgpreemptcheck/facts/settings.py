@@ -225,6 +225,7 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
     major = known.major
     shown = setting.name if major >= 18 else written
     invalid = f'invalid value for parameter "{shown}": "{text}"'
+    hooked = f'invalid value for parameter "{setting.name}": "{text}"'  # check hooks always use the proper name
     if setting.context == "internal":
         return _Judged(message=f'parameter "{shown}" cannot be changed')
     if setting.kind == "b":
@@ -232,7 +233,7 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
         if truth is None:
             return _Judged(message=f'parameter "{shown}" requires a Boolean value')
         if setting.values is not None and ("on" if truth else "off") not in setting.values:
-            return _Judged(message=f'invalid value for parameter "{shown}": {int(truth)}')
+            return _Judged(message=f'invalid value for parameter "{setting.name}": {int(truth)}')
         if truth and setting.name == "bonjour":
             return _Judged(truth, undecided="a build option decides whether PostgreSQL takes bonjour = on")
         return _Judged(truth)
@@ -241,7 +242,8 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
         if text.lower() in values:
             return _Judged(values[text.lower()], undecided=known.undecided_value(setting.name, text))
         why = known.undecided_value(setting.name, text)
-        return _Judged(undecided=why) if why else _Judged(message=invalid)
+        # what is listed nowhere has no values but what its check hook takes
+        return _Judged(undecided=why) if why else _Judged(message=invalid if setting.default else hooked)
     if setting.kind in "ir":
         if setting.kind == "i" and _BINARY.match(text):
             return _Judged(undecided="the C library decides whether PostgreSQL takes binary numbers (0b...)")
@@ -259,10 +261,10 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
         if setting.name == "wal_buffers" and 0 <= number < 4:
             number = 4  # check_wal_buffers raises it silently
         if not _right_size(setting.name, number):
-            return _Judged(message=f'invalid value for parameter "{shown}": {_number(setting, number)}')
+            return _Judged(message=f'invalid value for parameter "{setting.name}": {_number(setting, number)}')
         return _Judged(number)
     if setting.name == "log_destination" and not _log_destinations(text, major):
-        return _Judged(message=invalid)
+        return _Judged(message=hooked)
     return _Judged(text)
 
 
@@ -531,7 +533,7 @@ class _Start:
         judged = _judge(setting, value, written, self.known)
         message = judged.message
         if message is None and judged.undecided is None:
-            message = self.objection(setting, judged.value, written)
+            message = self.objection(setting.name, judged.value)
         overridden = entry is not None and setting.name in self.from_command_line
         if message is None and (judged.undecided or self.known.undecided_name(setting.name)):
             self.undecided.append(judged.undecided or self.known.undecided_name(setting.name) or "")
@@ -570,18 +572,16 @@ class _Start:
         file, line = (entry.file, entry.line) if entry else (None, None)
         self.errors.append(StartError(file, line, message, near))
 
-    def objection(self, setting: Setting, value: Any, written: str) -> str | None:
+    def objection(self, name: str, value: Any) -> str | None:
         """Return what the check hooks say that compare a value with those already in force."""
-        shown = setting.name if self.known.major >= 18 else written
-        name = setting.name
         if value is True and name in _STAGE_STATS and self.numbers.get("log_statement_stats"):
-            return f'invalid value for parameter "{shown}": 1'
+            return f'invalid value for parameter "{name}": 1'
         if value is True and name == "log_statement_stats" and any(self.numbers.get(n) for n in _STAGE_STATS):
-            return f'invalid value for parameter "{shown}": 1'
+            return f'invalid value for parameter "{name}": 1'
         if self.known.major <= 17 and name in _BACKENDS:
             others = sum(self.in_force(other) for other in _BACKENDS if other != name)
             if value + others + 1 > _MAX_BACKENDS:
-                return f'invalid value for parameter "{shown}": {value}'
+                return f'invalid value for parameter "{name}": {value}'
         return None
 
     def in_force(self, name: str) -> Any:

@@ -1,0 +1,255 @@
+"""Odd configuration files: our answer against that of the real server of each major.
+
+`postgres -C NAME` reads the files as a start does, logs its objections and prints one value. How many files are tried
+is set by PGPREEMPTCHECK_EXAMPLES (default 150 a major).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+
+pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from pgpreemptcheck.facts import catalogue, settings
+from pgpreemptcheck.host import LiveHost
+from pgpreemptcheck.values import Known
+from tests.servers import Server, ServerRefusedError, give, private_directory, require
+
+EXAMPLES = int(os.environ.get("PGPREEMPTCHECK_EXAMPLES", "150"))
+REPORTED = (
+    *("shared_buffers", "huge_pages", "max_connections", "shared_memory_type", "superuser_reserved_connections"),
+    *("autovacuum_max_workers", "max_worker_processes", "max_wal_senders", "max_prepared_transactions"),
+    *("max_locks_per_transaction", "max_replication_slots", "port", "track_activity_query_size"),
+)
+OTHERS = (
+    *("work_mem", "fsync", "wal_level", "wal_compression", "huge_page_size", "checkpoint_timeout", "archive_mode"),
+    *("seq_page_cost", "autovacuum_vacuum_cost_delay", "cluster_name", "log_destination", "block_size", "sort_mem"),
+    *("ssl_renegotiation_limit", "default_with_oids", "log_rotation_age", "max_wal_size", "hugepages"),
+    *("max_connection", "a.b", "a.b.c", "plpgsql.x", "reserved_connections", "io_method", "summarize_wal", "role"),
+    *("log_parser_stats", "log_statement_stats", "notify_buffers", "vacuum_buffer_usage_limit", "jit_above_cost"),
+    *("autovacuum_naptime", "force_parallel_mode", "is_superuser", "min_dynamic_shared_memory", "synchronous_commit"),
+)
+
+names = st.one_of(st.sampled_from(REPORTED), st.sampled_from(OTHERS)).flatmap(
+    lambda name: st.sampled_from([name, name, name, name.upper(), name.title()])
+)
+numbers = st.one_of(
+    st.integers(-3, 400).map(str),
+    st.integers(0, 2**33).map(str),
+    st.integers(0, 70000).map(hex),
+    st.integers(0, 70000).map(lambda n: f"0{n:o}"),
+    st.floats(allow_nan=False).map(repr),
+    st.floats(0, 100).map(lambda f: f"{f:.3f}"),
+    st.sampled_from(
+        ["1e2", "08", "0x", "+5", "-1", ".5", "5.", ".", "1e999", "1e-400", "inf", "nan", "0x1p4", "1e", ""]
+    ),
+    st.sampled_from(["2147483647", "2147483648", "9223372036854775808", "99999999999999999999", "262143", "262100"]),
+)
+units = st.sampled_from(
+    ["", "", "B", "kB", "MB", "GB", "TB", "KB", "mb", "G", "ms", "s", "min", "h", "d", "us", "kBx", "%"]
+)
+quantities = st.tuples(numbers, st.sampled_from(["", "", " ", "\t"]), units, st.sampled_from(["", "", " "])).map(
+    "".join
+)
+words = st.sampled_from(
+    [
+        *("on", "off", "try", "true", "TRUE", "tr", "o", "of", "y", "no", "1", "0", "mmap", "sysv", "MMAP", "minimal"),
+        *("replica", "logical", "archive", "hot_standby", "stderr", "stderr, csvlog", "jsonlog", "zork", "lz4", "pglz"),
+        *("none", "default", "a.b", "x-y", "/tmp/x", "remote_write", "always", "worker", "sync", "\u00fc"),
+    ]
+)
+values = st.one_of(quantities, words, st.text("abz019 '\\\"#=.,;%-_\u00e9\n\t", max_size=6))
+
+
+def quote(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "''").replace("\n", "\\n") + "'"
+
+
+written = values.flatmap(
+    lambda value: st.sampled_from([quote(value), quote(value), value.replace("\n", ""), f"'{value}'", f'"{value}"'])
+)
+setting_lines = st.tuples(
+    st.sampled_from(["", "", " ", "\t"]),
+    names,
+    st.sampled_from([" = ", "=", " ", "  =\t", "== ", ""]),
+    written,
+    st.sampled_from(["", "", "", " # c", "#c", " x", ";", "\r"]),
+).map("".join)
+odd_lines = st.sampled_from(
+    [
+        *(
+            "",
+            "# comment 'x",
+            "   ",
+            "port",
+            "port =",
+            "= 5",
+            "'port' = 5",
+            "12 = 3",
+            "[section]",
+            "{{ x }}",
+            "a.b = 1",
+        ),
+        *(
+            "include 'a.conf'",
+            "include = 'a.conf'",
+            "include a.conf",
+            "include_if_exists 'missing.conf'",
+            "Include 'a.conf'",
+        ),
+        *("include 'missing.conf'", "include_dir 'd'", "include_dir 'nowhere'", "include_dir 'a.conf'", "include 'd'"),
+        *(
+            "include 'postgresql.conf'",
+            "include ''",
+            "include '../x/y.conf'",
+            "include './a.conf'",
+            "include 'a.conf/x'",
+        ),
+        *(
+            "shared_buffers = '\\061\\066MB'",
+            "port = '5\\0641'",
+            "cluster_name = 'a\\'b''c\\n'",
+            "port = '\\400'",
+            "\ufeffport = 1",
+        ),
+        *("cluster_name = 'a\0b'", "port\0 = 1", "\x0cport = 1", "max_connections = 1\v"),
+    ]
+)
+lines = st.one_of(setting_lines, setting_lines, odd_lines)
+ends = st.sampled_from(["\n", "\n", "\n", "\r\n", ""])
+
+
+def a_file(most: int) -> st.SearchStrategy[bytes]:
+    whole = st.tuples(st.lists(lines, max_size=most), ends)
+    text = whole.map(lambda f: ("\r\n" if f[1] == "\r\n" else "\n").join(f[0]) + f[1])
+    return st.one_of(text.map(lambda t: t.encode()), text.map(lambda t: t.encode("latin-1", "replace")))
+
+
+options = st.lists(
+    st.one_of(
+        st.tuples(names, quantities).map(lambda p: ["-c", f"{p[0]}={p[1]}"]),
+        st.tuples(names, values).map(lambda p: [f"--{p[0].replace('_', '-')}={p[1]}"]),
+        quantities.map(lambda v: ["-B", v] if v and not v.startswith("-") else []),
+        st.integers(1, 500).map(lambda n: [f"-N{n}"]),
+        st.sampled_from([["-i"], ["-F"], ["-p", "0x10"], ["-c", "port"], ["--x.y=1"], ["-c", "x.1y=1"], ["-S", "64"]]),
+    ),
+    max_size=2,
+).map(lambda found: [word.replace("\0", "") for words in found for word in words])
+
+
+def said_by(stderr: bytes) -> list[str]:
+    """Return what the server objects to: the messages of its log, hints and details aside."""
+    text = stderr.decode("utf-8", "surrogateescape")
+    found: list[str] = []
+    for entry in re.split(r"(?m)^(?=\d{4}-\d\d-\d\d [\d:.]+ \w+ \[\d+\] |postgres: )", text):
+        matched = re.match(r"(?:\S+ \S+ \w+ \[\d+\] (LOG|FATAL|HINT|DETAIL|WARNING):  |postgres: )(.*)\Z", entry, re.S)
+        if not matched or matched[1] in ("HINT", "DETAIL", "WARNING"):
+            continue
+        message = matched[2].rstrip("\n").replace("\n\t", "\n")
+        if not message.startswith(("skipping missing", "configuration file ")) or "recursion" in message:
+            found.append(message)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", range(catalogue.FIRST, catalogue.LAST + 1))
+def test_odd_files_against_the_server(major: int) -> None:
+    server = require(major)
+    with private_directory() as base:
+
+        @profile(
+            max_examples=EXAMPLES if major in (13, 15, 18) else EXAMPLES // 3,
+            deadline=None,
+            derandomize="PGPREEMPTCHECK_EXAMPLES" not in os.environ,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(a_file(5), a_file(2), a_file(2), a_file(2), options, st.sampled_from(REPORTED))
+        def compare(main: bytes, auto: bytes, a: bytes, d: bytes, argv: list[str], name: str) -> None:
+            files = {"postgresql.conf": main, "postgresql.auto.conf": auto, "a.conf": a, "d/1.conf": d, "d/.2.conf": a}
+            compare_one(server, f"{base}/data", files, argv, name)
+
+        compare()
+
+
+def compare_one(server: Server, data: str, files: dict[str, bytes], argv: list[str], name: str) -> None:
+    shutil.rmtree(data, ignore_errors=True)
+    os.makedirs(f"{data}/d", 0o700)
+    os.chmod(data, 0o700)
+    for path, text in {"PG_VERSION": b"%d\n" % server.major, **files}.items():
+        with open(f"{data}/{path}", "wb") as file:
+            file.write(text)
+    give(data)
+    done = server.run_postgres_C(data, name, argv)
+    theirs = said_by(done.stderr)
+    start = settings._Start(LiveHost(), data, None, server.major, ["postgres", "-D", data, *argv], None, {})
+    # `-C` ends before the values are checked together: see test_values_that_do_not_go_together
+    start.errors = [error for error in start.errors if error.file or "must be less than" not in error.reason]
+    ours = [error.reason for error in start.errors if not error.reason.startswith(TOGETHER)]
+    context = f"{server.key}\n{files}\n{argv}\ntheirs {theirs}\nours {ours} {start.undecided}"
+    if start.undecided or start.reading.gaps:
+        assert ours == theirs[: len(ours)] or not ours, context
+    else:
+        assert ours == theirs, context
+    if done.returncode == 0:
+        fact = start.values.get(name)
+        if fact is None:
+            setting = start.known.find(name)
+            assert setting is not None
+            assert str(setting.default) == done.stdout.decode().strip(), context
+        elif isinstance(fact, Known):
+            assert str(fact.value) == done.stdout.decode().strip(), f"{context}\n{name} {fact} {done.stdout!r}"
+        else:
+            assert start.undecided, f"{context}\n{name} {fact} {done.stdout!r}"
+
+
+TOGETHER = (
+    "WAL archival cannot",
+    "WAL streaming (",
+    "WAL cannot be summ",
+    "replication slot synch",
+    "too many server",
+    "multiple recovery",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", range(catalogue.FIRST, catalogue.LAST + 1))
+def test_values_that_do_not_go_together(major: int) -> None:
+    """What PostmasterMain refuses only at a real start."""
+    server = require(major)
+    minimal = b"wal_level = minimal\nmax_wal_senders = 0\n"
+    contents = [
+        b"max_connections = 5\nsuperuser_reserved_connections = 5\n",
+        b"max_connections = 6\nsuperuser_reserved_connections = 5\n",
+        b"wal_level = minimal\n",
+        minimal,
+        minimal + b"archive_mode = on\n",
+        b"max_connections = 262143\n",
+        b"max_connections = 262000\nmax_worker_processes = 200\n",
+        b"recovery_target_xid = '9'\nrecovery_target_name = 'x'\n",
+    ]
+    if major >= 16:
+        contents.append(b"max_connections = 5\nsuperuser_reserved_connections = 2\nreserved_connections = 3\n")
+    if major >= 17:
+        contents += [minimal + b"summarize_wal = on\n", minimal + b"sync_replication_slots = on\n"]
+    with private_directory() as base:
+        data = f"{base}/data"
+        server.initdb(data)
+        for text in contents:
+            with open(f"{data}/postgresql.auto.conf", "wb") as file:
+                file.write(text)
+            found = settings.read(LiveHost(), data_directory=data, config_file=None, major=major)
+            try:
+                server.start(data, ["-c", "fsync=off"]).stop()
+                theirs: list[str] = []
+            except ServerRefusedError as refused:
+                theirs = said_by(str(refused).encode())[:1]
+            assert [error.reason for error in found.errors] == theirs, text

@@ -6,15 +6,20 @@ Root reads them in one child per cluster owner (owner.py); anybody else, and cap
 from __future__ import annotations
 
 import json
+import pwd
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
+from pgpreemptcheck.facts import server
 from pgpreemptcheck.facts.clusters import Found, Postmaster
-from pgpreemptcheck.host import Host
+from pgpreemptcheck.host import ContainerHost, Host
+from pgpreemptcheck.owner import Owner, Pending, start
 from pgpreemptcheck.values import Fact, Known, Unknown
 
 Answer = Mapping[str, Any]
+
+USUAL_SOCKETS = ("/run/postgresql", "/var/run/postgresql", "/tmp")
+"""Where Debian, Red Hat and PostgreSQL itself put sockets: asked where the server's own place is not known."""
 
 
 class Access:
@@ -26,7 +31,7 @@ class Access:
     def __enter__(self) -> Access:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -49,6 +54,14 @@ class Access:
             return Unknown(f"{text.source} is not JSON")
         return answer if isinstance(answer, dict) else Unknown(f"{text.source} holds no answers of a server")
 
+    def given_answer(self) -> Answer | Unknown | None:
+        """Return what the server behind --dsn said, None where none was given."""
+        return None
+
+    def is_answer_of(self, answer: Answer | Unknown, postmaster: Postmaster) -> bool:
+        """Return whether an answer came from this postmaster and no other."""
+        return True
+
     def user_name(self, uid: Fact[int]) -> Fact[str]:
         """Return the name of a user, its number where it has none."""
         if isinstance(uid, Unknown):
@@ -62,6 +75,93 @@ class Access:
         return Known(str(uid.value), uid.source)
 
 
+class LiveAccess(Access):
+    """This host: one child per cluster owner where root asks, and one that asks over SQL for each owner."""
+
+    def __init__(self, host: Host, found: Found, *, sql: bool, dsn: str | None, deep: bool) -> None:
+        super().__init__(host)
+        self._owners: dict[int | None, Owner] = {}
+        self._pending: dict[int, Pending] = {}
+        self._by_dsn: Pending | None = None
+        self._names: dict[int, str] = {}
+        uids = {p.uid.value for p in found.running if isinstance(p.uid, Known)}
+        stopped = {c.uid.value for c in found.stopped if isinstance(c.uid, Known)}
+        try:
+            if dsn is not None:
+                self._owners[None] = start(sql=True)
+                self._by_dsn = self._owners[None].sql(dsn=dsn, deep=deep)
+            for uid in sorted(uids | stopped):
+                mine = [
+                    p for p in found.running if p.uid == Known(uid, p.uid.source if isinstance(p.uid, Known) else "")
+                ]
+                roots = [p.root for p in mine if p.root is not None]
+                like = mine[0].pid if mine else None
+                self._owners[uid] = start(uid, like=like, roots=roots, sql=sql and bool(mine))
+                for postmaster in mine:
+                    self._pending[postmaster.pid] = self._ask(self._owners[uid], postmaster, deep)
+        except OSError:
+            self.close()
+            raise
+
+    def _ask(self, owner: Owner, postmaster: Postmaster, deep: bool) -> Pending:
+        known = isinstance(postmaster.socket_directories, Known)
+        directories = postmaster.socket_directories.value if known else ()  # type: ignore[union-attr]
+        port = postmaster.port.value if isinstance(postmaster.port, Known) else 5432
+        return owner.sql(directories=directories or USUAL_SOCKETS, port=port, root=postmaster.root, deep=deep)
+
+    def close(self) -> None:
+        for owner in self._owners.values():
+            owner.close()
+
+    def files(self, uid: Fact[int], root: str | None) -> Host:
+        owner = self._owners.get(uid.value) if isinstance(uid, Known) else None
+        if owner is not None:
+            return owner.host(root)
+        return self._host if root is None else ContainerHost(root)
+
+    def answer(self, postmaster: Postmaster) -> Answer | Unknown:
+        given = self.given_answer()
+        if given is not None and self.is_answer_of(given, postmaster):
+            return given
+        pending = self._pending.get(postmaster.pid)
+        if pending is None:
+            return Unknown("whose server it is is not known, so it was not asked", "run as root")
+        answer = pending.answer()
+        if not isinstance(answer, Unknown) and "refused" not in answer and not self.is_answer_of(answer, postmaster):
+            return Unknown("another server answered at its socket", "give its address with --dsn")
+        return answer
+
+    def given_answer(self) -> Answer | Unknown | None:
+        """Return what the server behind --dsn said, None where none was given."""
+        if self._by_dsn is None:
+            return None
+        if self._given is None:
+            self._given = self._by_dsn.answer()
+        return self._given
+
+    _given: Answer | Unknown | None = None
+
+    def is_answer_of(self, answer: Answer | Unknown, postmaster: Postmaster) -> bool:
+        """Return whether an answer came from this postmaster and no other."""
+        directory, started = postmaster.data_directory, postmaster.started
+        return server.belongs_to(
+            answer,
+            postmaster.pid,
+            directory.value if isinstance(directory, Known) else None,
+            started.value if isinstance(started, Known) else None,
+        )
+
+    def user_name(self, uid: Fact[int]) -> Fact[str]:
+        if isinstance(uid, Unknown):
+            return uid
+        try:
+            return Known(pwd.getpwuid(uid.value).pw_name, uid.source)
+        except KeyError:
+            return Known(str(uid.value), uid.source)
+
+
 def open_access(host: Host, found: Found, *, sql: bool, dsn: str | None, deep: bool) -> Access:
-    """Return the access to the clusters of a host."""
-    return Access(host)
+    """Return the access to the clusters of a host; children are forked at once, so no thread may run yet."""
+    if not host.live:
+        return Access(host)
+    return LiveAccess(host, found, sql=sql, dsn=dsn, deep=deep)

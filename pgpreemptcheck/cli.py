@@ -96,7 +96,8 @@ def check(rules_dirs: tuple[str, ...], output_format: str | None, outputs: tuple
     """
     from pgpreemptcheck import run
 
-    formats = [(_format_of(path, output_format), path) for path in outputs] or [(output_format or "text", None)]
+    formats: list[tuple[str, str | None]] = [(_format_of(path, output_format), path) for path in outputs]
+    formats = formats or [(output_format or "text", None)]
     report = run.check(_options(what), rules_dirs=rules_dirs, fail_on=fail_on)
     _write_report(report, formats)
     sys.exit(report.exit_code)

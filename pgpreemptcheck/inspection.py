@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from pgpreemptcheck import access
 from pgpreemptcheck.access import Access
+from pgpreemptcheck.errors import UserError
 from pgpreemptcheck.facts import binary, clusters, control, cpus, segment, server, settings, system
 from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
 from pgpreemptcheck.facts.clusters import Postmaster, StoppedCluster
@@ -52,6 +53,8 @@ class ClusterFacts:
     settings: Settings | None
     segment: Segment | None
     server: Server | None
+    elsewhere: Unknown | None = None
+    """Why nothing of the host is known of it: it runs on another one (--dsn)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Inspection:
             host_facts = system.read(self._host)
             running = [self._running(postmaster, host_facts) for postmaster in self._found.running]
             stopped = [self._stopped(cluster, host_facts) for cluster in self._found.stopped]
-        return Facts(host_facts, tuple(_unique(running + stopped)), self._found.concealed)
+            elsewhere = self._elsewhere()
+        return Facts(host_facts, tuple(_unique([*running, *stopped, *elsewhere])), self._found.concealed)
 
     def _running(self, postmaster: Postmaster, host_facts: System) -> ClusterFacts:
         host = self._host
@@ -123,6 +127,44 @@ class Inspection:
                 shmem_thp_possible=host_facts.huge_pages.shmem_thp_possible,
             ),
             server=said,
+        )
+
+    def _elsewhere(self) -> Iterator[ClusterFacts]:
+        """Yield the server behind --dsn where it is none of this host's: only what it says itself is known."""
+        answer = self._access.given_answer()
+        if answer is None or any(self._access.is_answer_of(answer, p) for p in self._found.running):
+            return
+        said = server.facts(answer)
+        if isinstance(answer, Unknown) or isinstance(said.settings, Unknown):
+            why = answer if isinstance(answer, Unknown) else said.version
+            raise UserError(f"--dsn: {why.reason if isinstance(why, Unknown) else 'the server says nothing of itself'}")
+        gap = Unknown("the server is elsewhere: not on this host", "run pgpreemptcheck on its own host")
+        major = Known(int(answer["version_number"]) // 10000, "sql server_version")
+        now = settings.from_server(said.settings.value, major.value)
+        yield ClusterFacts(
+            id=f"server behind --dsn ({answer.get('server_address') or 'no address'}, port "
+            f"{now.port.value if isinstance(now.port, Known) else 'unknown'})",
+            data_directory=None,
+            version=said.version,
+            major=major,
+            fork=None,
+            owner=gap,
+            config_file=gap,
+            container=None,
+            starts_at_boot=gap,
+            standby=said.in_recovery,
+            control=gap,
+            patroni=gap,
+            files=settings.unread(gap),
+            freelist=binary.by_major(major, gap),
+            cpus=CpuShare(gap, gap, gap),
+            hugetlb_limits=gap,
+            postmaster=None,
+            port=now.port,
+            settings=now,
+            segment=Segment(gap, gap, gap, gap, gap),
+            server=said,
+            elsewhere=gap,
         )
 
     def _stopped(self, cluster: StoppedCluster, host_facts: System) -> ClusterFacts:

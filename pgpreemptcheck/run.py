@@ -101,7 +101,7 @@ def rules_test(rules_dirs: Sequence[str]) -> tuple[str, bool]:
 
     rule_set = _load_rules(rules_dirs)
     failures = ruletests.run_tests(rule_set)
-    count = sum(len(subject.tests) for subject in (*rule_set.rules, *rule_set.scenarios))
+    count = sum(len(r.tests) for r in rule_set.rules) + sum(len(s.tests) for s in rule_set.scenarios)
     lines = [str(failure) for failure in failures]
     lines.append(f"{count - len(failures)} passed, {len(failures)} failed")
     return "\n".join(lines) + "\n", bool(failures)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, Union
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 Certainty = Literal["measured", "inferred", "heuristic"]
 """measured: read off the thing itself. inferred: follows from something read. heuristic: a cut-off of ours."""
@@ -26,10 +27,10 @@ GapKind = Literal[
 
 
 @dataclass(frozen=True)
-class Known(Generic[T]):
+class Known(Generic[T_co]):
     """A value with its source, in words or as a path (`/proc/meminfo`, `sql pg_settings`, `FILE line 7`)."""
 
-    value: T
+    value: T_co
     source: str
     certainty: Certainty = "measured"
 

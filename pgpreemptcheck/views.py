@@ -49,6 +49,7 @@ class ClusterView:
     segment: Segment | None = measured()
     freelist: Fact[bool] = measured(doc="the server has the buffer freelist (PostgreSQL 9.5 to 18)")
     cpus: CpuShare = measured()
+    kernel_preemptible: Fact[bool] = measured(doc="the kernel under it preempts kernel code (its own host's kernel)")
     server: Server | None = measured()
     start: Start = measured()
 
@@ -98,7 +99,7 @@ def _view(facts: Facts, horizon: Horizon, assumed: Assumptions) -> View:
 
 def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: Assumptions) -> ClusterView:
     not_running = Unknown("the cluster does not run", kind="unsupported")
-    running = cluster.postmaster is not None
+    running = cluster.settings is not None
     settings, segment = cluster.settings, cluster.segment
     if horizon == "next_start":
         files = cluster.files
@@ -111,6 +112,8 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: A
     settings = assumed.apply(settings, "cluster.settings", horizon, cluster.id)
     if settings is None:
         begin = no_start(not_running)
+    elif cluster.elsewhere is not None:
+        begin = no_start(cluster.elsewhere)
     else:
         need = _need(cluster, settings)
         begin = start(
@@ -140,7 +143,7 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: A
         major=cluster.major,
         fork=Known(cluster.fork, "the program's name"),
         owner=cluster.owner,
-        pid=Known(postmaster.pid, "/proc") if postmaster else not_running,
+        pid=Known(postmaster.pid, "/proc") if postmaster else cluster.elsewhere or not_running,
         port=cluster.port,
         config_file=cluster.config_file,
         container=Known(cluster.container, "its cgroup") if cluster.container else Known(None, "its namespaces"),
@@ -151,6 +154,7 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: A
         segment=segment,
         freelist=cluster.freelist,
         cpus=cluster.cpus,
+        kernel_preemptible=cluster.elsewhere or system.kernel.preemption.preemptible,
         server=cluster.server,
         start=begin,
     )
@@ -201,8 +205,10 @@ def _wanted(clusters: Sequence[ClusterView]) -> Fact[int]:
 
 def _outcome_now(begin: Start, segment: Segment | None) -> Fact[Outcome]:
     """Return what became of the start that this server runs from: it is up, but may have fallen back or be doomed."""
-    if segment is None or isinstance(segment.backing, Unknown):
-        return segment.backing if segment is not None else Unknown("the segment was not read")
+    if segment is None:
+        return Unknown("the segment was not read")
+    if isinstance(segment.backing, Unknown):
+        return segment.backing
     if segment.backing.value == "huge":
         limit, size = begin.fault_limit_bytes, segment.bytes
         if isinstance(limit, Unknown):

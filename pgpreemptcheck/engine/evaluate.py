@@ -107,7 +107,7 @@ def evaluate(rules: RuleSet, views: Mapping[Horizon, View]) -> Evaluation:
             if horizon not in views:
                 continue
             if not subjects:
-                findings.append(_no_cluster(rule, horizon))
+                findings.append(_not_judged(rule, None, horizon, _NO_CLUSTER))
             for subject in subjects:
                 if (horizon, subject) in tables:
                     findings.append(judge(rule, tables[horizon, subject], horizon, subject, rules))
@@ -124,6 +124,7 @@ def evaluate(rules: RuleSet, views: Mapping[Horizon, View]) -> Evaluation:
 
 
 _NO_CLUSTER = "no PostgreSQL was found on this host"
+_NOT_RUNNING = "the cluster does not run"
 
 
 def _tables(views: Mapping[Horizon, View]) -> dict[tuple[Horizon, str | None], Environment]:
@@ -168,6 +169,8 @@ class _Reader:
 
 def judge(rule: Rule, facts: Environment, horizon: Horizon, cluster: str | None, rules: RuleSet) -> Finding:
     """Return what one rule says over a table of facts."""
+    if rule.scope == "cluster" and horizon in ("now", "crash_restart") and facts["cluster.running"][0] is False:
+        return _not_judged(rule, cluster, horizon, _NOT_RUNNING)
     try:
         status, names, unknown, reason = _status(rule, facts)
         level, deciding, missing = _severity(rule.severity, facts) if status in ("fail", "unknown") else _NONE
@@ -269,9 +272,9 @@ def _thresholds(names: Sequence[str], rules: RuleSet) -> tuple[str, ...]:
     return tuple(rules.thresholds[name.partition(".")[2]].shown() for name in used)
 
 
-def _no_cluster(rule: Rule, horizon: Horizon) -> Finding:
+def _not_judged(rule: Rule, cluster: str | None, horizon: Horizon, reason: str) -> Finding:
     return Finding(
-        rule.id, None, horizon, "not-applicable", "info", rule.title, _NO_CLUSTER,
+        rule.id, cluster, horizon, "not-applicable", "info", rule.title, reason,
         (), "", "", "", "", (), rule.references, (), (),
     )  # fmt: skip
 
@@ -358,7 +361,7 @@ def _cheapest(links: Sequence[LinkState], facts: Environment) -> str | None:
 def _without_subject(facts: Environment, horizon: Horizon) -> str:
     """Return why there is no server to judge at this horizon, or nothing."""
     if horizon in ("now", "crash_restart") and facts["cluster.running"][0] is False:
-        return "the cluster does not run"
+        return _NOT_RUNNING
     outcome = facts["cluster.start.outcome"][0]
     if horizon == "next_start" and outcome == "refuses":
         return "PostgreSQL does not start with its files as they are"

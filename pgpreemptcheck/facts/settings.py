@@ -262,7 +262,7 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
             number = 4  # check_wal_buffers raises it silently
         if not _right_size(setting.name, number):
             return _Judged(message=f'invalid value for parameter "{setting.name}": {_number(setting, number)}')
-        return _Judged(number)
+        return _Judged(number, undecided=_decided_elsewhere(setting.name, number))
     if setting.name == "log_destination" and not _log_destinations(text, major):
         return _Judged(message=hooked)
     return _Judged(text)
@@ -292,6 +292,15 @@ def _right_size(name: str, number: float) -> bool:
     if name == "vacuum_buffer_usage_limit":
         return number == 0 or number >= 128
     return True
+
+
+def _decided_elsewhere(name: str, number: float) -> str | None:
+    """Return what else decides whether the server takes that number, or None."""
+    if name == "max_stack_depth" and number > 7680:  # 512 kB below the usual limit of 8 MB
+        return "the postmaster's limit on its stack (ulimit -s) decides whether it takes that max_stack_depth"
+    if name in ("min_wal_size", "max_wal_size") and number < 32:  # twice the usual 16 MB
+        return f"{name} must be twice wal_segment_size, which initdb has set"
+    return None
 
 
 def _log_destinations(text: str, major: int) -> bool:
@@ -796,3 +805,8 @@ def misspelt(names: Iterable[str], major: int) -> dict[str, str | None]:
     """Return for each name that is no setting of that major the one that was probably meant."""
     known = catalogue.load(_nearest_major(major))
     return {name: known.nearest(name) for name in names if "." not in name and name not in known}
+
+
+def unread(gap: Unknown) -> FileSettings:
+    """Return the file settings of a cluster whose files cannot be read, or are not known."""
+    return FileSettings(gap, None, Settings(*[gap] * len(fields(Settings))), gap)

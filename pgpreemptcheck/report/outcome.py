@@ -24,6 +24,8 @@ class OpenQuestion:
     reason: str
     hint: str
     settles: tuple[str, ...]
+    severity: str
+    """The worst that one of those rules would report."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +65,25 @@ def open_questions(
     findings: Sequence[Finding], verdicts: Sequence[Verdict], views: Mapping[Horizon, View]
 ) -> tuple[OpenQuestion, ...]:
     """Return the unknown facts that rules and links wait for, those that settle most first."""
-    waiting: dict[tuple[str | None, str], tuple[Unknown, dict[str, None]]] = {}
+    waiting: dict[tuple[str | None, str], tuple[Unknown, dict[str, str]]] = {}
 
-    def add(rule: str, cluster: str | None, horizon: Horizon, names: Sequence[str]) -> None:
+    def add(rule: str, severity: str, cluster: str | None, horizon: Horizon, names: Sequence[str]) -> None:
         for name in names:
             fact = lookup(views, horizon, cluster, name)
             if isinstance(fact, Unknown):
                 owner = cluster if "cluster." in name else None
-                waiting.setdefault((owner, name), (fact, {}))[1][rule] = None
+                rules = waiting.setdefault((owner, name), (fact, {}))[1]
+                rules[rule] = min(severity, rules.get(rule, severity), key=SEVERITIES.index)
 
     for finding in findings:
         if finding.status == "unknown":
-            add(finding.rule, finding.cluster, finding.horizon, finding.unknown_facts)
+            add(finding.rule, finding.severity, finding.cluster, finding.horizon, finding.unknown_facts)
     for verdict in verdicts:
         for link in verdict.links:
-            if link.state == "unknown":
-                add(verdict.scenario, verdict.cluster, verdict.horizon, link.facts)
+            if link.state == "unknown" and verdict.verdict == "undetermined":
+                add(verdict.scenario, verdict.severity, verdict.cluster, verdict.horizon, link.facts)
     questions = [
-        OpenQuestion(name, cluster, fact.reason, fact.hint, tuple(rules))
+        OpenQuestion(name, cluster, fact.reason, fact.hint, tuple(rules), min(rules.values(), key=SEVERITIES.index))
         for (cluster, name), (fact, rules) in waiting.items()
     ]
-    return tuple(sorted(questions, key=lambda q: -len(q.settles)))
+    return tuple(sorted(questions, key=lambda q: (SEVERITIES.index(q.severity), -len(q.settles))))

@@ -137,7 +137,7 @@ def _answer(report: Report, style: Style) -> list[str]:
             *_wrap(
                 "No PostgreSQL was found on this host: nothing here is exposed. What is said below is the "
                 "host's part. A cluster that does not run can be named with --pgdata DIRECTORY."
-            ),  # fmt: skip
+            ),
             "To see a full report on a bundled example: pgpreemptcheck demo",
         ]
     worst = _worst(verdicts)
@@ -299,19 +299,20 @@ def _part(label: str, text: str) -> Iterable[str]:
 
 
 def _unknowns(report: Report, style: Style) -> list[str]:
-    if not report.unknowns:
+    relevant = [question for question in report.unknowns if question.severity != "info"]
+    if not relevant:
         return []
     lines = ["", style.paint("Not known", "bold")]
     many = len(report.views["now"].clusters) > 1
     reasons: dict[tuple[str, str], list[str]] = {}
-    for question in report.unknowns:
+    for question in relevant:
         owner = f"{question.cluster}: " if many and question.cluster else ""
         reasons.setdefault((question.reason, question.hint), []).append(owner + question.fact)
     for (reason, hint), names in reasons.items():
         shown_names = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         lines += _wrap(f"{shown_names}: {reason}" + (f". To settle it: {hint}" if hint else ""), "    ", "  ")
     hints: dict[str, set[tuple[str | None, str]]] = {}
-    for question in report.unknowns:
+    for question in relevant:
         if question.hint:
             hints.setdefault(question.hint, set()).update((question.cluster, rule) for rule in question.settles)
     if hints:
@@ -321,7 +322,7 @@ def _unknowns(report: Report, style: Style) -> list[str]:
 
 
 def _footer(report: Report) -> list[str]:
-    counts = {status: 0 for status in ("pass", "fail", "unknown", "not-applicable", "error", "waived")}
+    counts = dict.fromkeys(("pass", "fail", "unknown", "not-applicable", "error", "waived"), 0)
     for finding in report.evaluation.findings:
         counts[finding.status] += 1
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
@@ -330,5 +331,7 @@ def _footer(report: Report) -> list[str]:
         1: f"something at or above {report.fail_on} was found",
         3: f"something at or above {report.fail_on} is not known",
     }
-    return [*_wrap(f"Checks: {told}. Exit code {report.exit_code}: {reasons[report.exit_code]}."),
-            *_wrap("All of it, passes included: --format json. One rule explained: pgpreemptcheck rules show ID")]  # fmt: skip
+    return [
+        *_wrap(f"Checks: {told}. Exit code {report.exit_code}: {reasons[report.exit_code]}."),
+        *_wrap("All of it, passes included: --format json. One rule explained: pgpreemptcheck rules show ID"),
+    ]

@@ -221,7 +221,8 @@ def _outcome_now(begin: Start, segment: Segment | None) -> Fact[Outcome]:
 _SIZING = (
     "shared_buffers", "max_connections", "autovacuum_max_workers", "max_worker_processes", "max_wal_senders",
     "max_prepared_transactions", "max_locks_per_transaction", "max_replication_slots", "wal_buffers",
-    "shared_preload_libraries",
+    "shared_preload_libraries", "autovacuum_worker_slots", "max_pred_locks_per_transaction",
+    "min_dynamic_shared_memory", "track_activity_query_size",
 )  # fmt: skip
 """Settings that the size of the segment depends on (PostgreSQL src/backend/storage/ipc/ipci.c)."""
 
@@ -245,7 +246,7 @@ def _need(cluster: ClusterFacts, settings: Settings) -> Need:
             return Need(mine, at_least)
         if isinstance(running, Unknown):
             return Need(running, at_least)
-        if mine.value != running.value:
+        if not _same(name, mine.value, running.value, at_least):
             return Need(
                 Unknown(
                     f"{name} changes from {running.value} to {mine.value} ({mine.source}), and the size with it",
@@ -254,6 +255,14 @@ def _need(cluster: ClusterFacts, settings: Settings) -> Need:
                 at_least,
             )
     return Need(_running_need(cluster), at_least)
+
+
+def _same(name: str, wanted: object, running: object, shared_buffers: Fact[int]) -> bool:
+    """Return whether a setting leaves the size of the segment as it is."""
+    if name == "wal_buffers" and wanted == -1 and isinstance(shared_buffers, Known):
+        # xlog.c XLOGChooseNumBuffers: a 32nd of shared_buffers, at least 64 kB, at most a WAL segment (16 MB usually)
+        wanted = max(64 << 10, min(shared_buffers.value // 8192 // 32 * 8192, 16 << 20))
+    return wanted == running
 
 
 def _running_need(cluster: ClusterFacts) -> Fact[int]:

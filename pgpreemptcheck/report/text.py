@@ -271,20 +271,47 @@ def _findings(report: Report, style: Style) -> list[str]:
             groups.setdefault((finding.rule, finding.cluster, finding.detail), []).append(finding)
     if not groups:
         return []
-    lines = ["", style.paint("Findings", "bold")]
-    ordered = sorted(groups.values(), key=lambda same: min(SEVERITIES.index(f.severity) for f in same))
+    ordered = sorted(groups.values(), key=lambda same: SEVERITIES.index(_worst_of(same).severity))
+    many = len(report.views["now"].clusters) > 1
+    lines: list[str] = []
     for same in ordered:
-        lines += ["", *_finding(same, style, many=len(report.views["now"].clusters) > 1)]
+        if _worst_of(same).severity != "info":
+            lines += ["", *_finding(same, style, many=many)]
+    if lines:
+        lines = ["", style.paint("Findings", "bold"), *lines]
+    information = [same for same in ordered if _worst_of(same).severity == "info"]
+    if information:
+        lines += ["", style.paint("For information (no action needed)", "bold")]
+        for same in information:
+            lines += _short(same, many=many)
     return lines
 
 
+def _worst_of(same: Sequence[Finding]) -> Finding:
+    return min(same, key=lambda f: SEVERITIES.index(f.severity))
+
+
+def _horizons(same: Sequence[Finding]) -> str:
+    return ", ".join(dict.fromkeys(HORIZON_NAMES[f.horizon] for f in same))
+
+
+def _seen(finding: Finding) -> str:
+    return "; ".join(f"{e.fact} = {e.shown} ({e.source})" for e in finding.evidence if e.fact != "cluster.running")
+
+
+def _short(same: Sequence[Finding], *, many: bool) -> Iterator[str]:
+    finding = _worst_of(same)
+    owner = f", cluster {finding.cluster}" if many and finding.cluster else ""
+    yield from _wrap(f"{finding.rule}  {finding.title} ({_horizons(same)}{owner}): {_seen(finding)}", " " * 10, "  ")
+
+
 def _finding(same: Sequence[Finding], style: Style, *, many: bool) -> Iterator[str]:
-    worst = min(same, key=lambda f: SEVERITIES.index(f.severity))
-    horizons = ", ".join(HORIZON_NAMES[f.horizon] for f in same)
-    yield from _wrap(f"{worst.severity.upper()}  {worst.rule}  {worst.title}  ({horizons})", "  ", "")
+    worst = _worst_of(same)
+    heading = _wrap(f"{worst.severity.upper()}  {worst.rule}  {worst.title}  ({_horizons(same)})", "  ", "")
+    yield from (style.paint(line, worst.severity) for line in heading)
     if many and worst.cluster is not None:
         yield from _wrap(f"cluster {worst.cluster}", "  ")
-    yield from _part("seen", "; ".join(f"{e.fact} = {e.shown} ({e.source})" for e in worst.evidence))
+    yield from _part("seen", _seen(worst))
     yield from _part("expected", worst.expected)
     yield from _part("why", worst.detail)
     yield from _part("do", worst.action)

@@ -10,7 +10,6 @@ import pwd
 from collections.abc import Mapping
 from typing import Any
 
-from pgpreemptcheck.facts import server
 from pgpreemptcheck.facts.clusters import Found, Postmaster
 from pgpreemptcheck.host import ContainerHost, Host
 from pgpreemptcheck.owner import Owner, Pending, start
@@ -143,6 +142,8 @@ class LiveAccess(Access):
 
     def is_answer_of(self, answer: Answer | Unknown, postmaster: Postmaster) -> bool:
         """Return whether an answer came from this postmaster and no other."""
+        from pgpreemptcheck.facts import server
+
         directory, started = postmaster.data_directory, postmaster.started
         return server.belongs_to(
             answer,

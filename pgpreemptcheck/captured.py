@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from pgpreemptcheck.host import FileStatus, Host, HostError, LiveHost, _read_regular, resolve_inside
+from pgpreemptcheck.host import FileStatus, Host, HostError, _read_regular, resolve_inside
 from pgpreemptcheck.values import Fact, GapKind, Known, Unknown
 
 if TYPE_CHECKING:
@@ -289,10 +289,8 @@ def _open_zst(path: str) -> Any:
     return zstandard.open(path, "rb")
 
 
-def open_host(root: str | None, pgdata: tuple[str, ...] = ()) -> Host:
-    """Return the host that `--root` names: None or `/` is the live one. Raises HostError with one line."""
-    if root is None or os.path.realpath(root) == "/":
-        return LiveHost()
+def open_captured(root: str, pgdata: tuple[str, ...] = ()) -> CapturedHost:
+    """Return the host that `--root` names. Raises HostError with one line for what is none."""
     try:
         status = os.stat(root)
     except OSError as error:

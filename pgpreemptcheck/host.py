@@ -14,10 +14,9 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pgpreemptcheck.errors import UserError
-from pgpreemptcheck.values import Fact, GapKind, Known, Unknown
+from pgpreemptcheck.values import Fact, GapKind, Known, Unknown, record
 
 TEXT_LIMIT = 4 << 20
 """Bound in bytes of one read: far above any file that is read whole (a postgresql.conf is 30 kB)."""
@@ -29,7 +28,7 @@ class HostError(UserError):
     """The given root is nothing that can be checked; the message is one line for the user."""
 
 
-@dataclass(frozen=True)
+@record
 class FileStatus:
     """What stat says of a file: type, owner, mode bits, size in bytes, modification time in epoch seconds."""
 

@@ -1,21 +1,20 @@
 """Inspection: all readers over one host, in the order that keeps a check short.
 
-Clusters are looked for first, so that one child per owner (owner.py) can start up, and import the SQL
-driver, while the host's own facts are read and the rules are loaded.
+Clusters are found first (run.py), so that one child per owner (owner.py) can start up, and import the SQL driver,
+while the host's own facts are read and the rules are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from pgpreemptcheck import access
 from pgpreemptcheck.access import Access
 from pgpreemptcheck.errors import UserError
 from pgpreemptcheck.facts import binary, clusters, control, cpus, segment, server, settings, system
 from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
-from pgpreemptcheck.facts.clusters import Postmaster, StoppedCluster
+from pgpreemptcheck.facts.clusters import Found, Postmaster, StoppedCluster
 from pgpreemptcheck.facts.control import Control
 from pgpreemptcheck.facts.cpus import CpuShare
 from pgpreemptcheck.facts.segment import Segment
@@ -23,12 +22,12 @@ from pgpreemptcheck.facts.server import Server
 from pgpreemptcheck.facts.settings import FileSettings, Settings
 from pgpreemptcheck.facts.system import System
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@record
 class ClusterFacts:
     """Everything read about one cluster. What only a running one has is None where it does not run."""
 
@@ -57,7 +56,7 @@ class ClusterFacts:
     """Why nothing of the host is known of it: it runs on another one (--dsn)."""
 
 
-@dataclass(frozen=True)
+@record
 class Facts:
     """What was read of the host and its clusters; `hidden` says that there may be a cluster that cannot be seen."""
 
@@ -66,26 +65,30 @@ class Facts:
     hidden: Unknown | None
 
 
-class Inspection:
-    """One inspection of a host. Constructing it finds the clusters and starts the children; `facts()` reads."""
+def inspect(host: Host, found: Found, access: Access) -> Facts:
+    """Return everything that can be read of the host and of the clusters that were found on it."""
+    host_facts = system.read(host)
+    reader = _Reader(host, found, access, host_facts)
+    return Facts(host_facts, tuple(_unique(list(reader.clusters()))), found.concealed)
 
-    def __init__(
-        self, host: Host, *, pgdata: Sequence[str] = (), sql: bool = True, dsn: str | None = None, deep: bool = False
-    ) -> None:
+
+class _Reader:
+    """Reads one cluster after the other, each with the rights that `access` gives."""
+
+    def __init__(self, host: Host, found: Found, access: Access, host_facts: System) -> None:
         self._host = host
-        self._found = clusters.find(host, pgdata)
-        self._access: Access = access.open_access(host, self._found, sql=sql, dsn=dsn, deep=deep)
+        self._found = found
+        self._access = access
+        self._system = host_facts
 
-    def facts(self) -> Facts:
-        """Return everything that can be read of the host and its clusters. The children end with it."""
-        with self._access:
-            host_facts = system.read(self._host)
-            running = [self._running(postmaster, host_facts) for postmaster in self._found.running]
-            stopped = [self._stopped(cluster, host_facts) for cluster in self._found.stopped]
-            elsewhere = self._elsewhere()
-        return Facts(host_facts, tuple(_unique([*running, *stopped, *elsewhere])), self._found.concealed)
+    def clusters(self) -> Iterator[ClusterFacts]:
+        for postmaster in self._found.running:
+            yield self._running(postmaster)
+        for cluster in self._found.stopped:
+            yield self._stopped(cluster)
+        yield from self._elsewhere()
 
-    def _running(self, postmaster: Postmaster, host_facts: System) -> ClusterFacts:
+    def _running(self, postmaster: Postmaster) -> ClusterFacts:
         host = self._host
         files = self._access.files(postmaster.uid, postmaster.root)
         process = self._access.files(postmaster.uid, None)
@@ -122,9 +125,9 @@ class Inspection:
                 process,
                 postmaster.pid,
                 huge_page_size=now.huge_page_size,
-                default_huge_page_bytes=host_facts.huge_pages.default_bytes,
-                base_page_bytes=host_facts.memory.base_page_bytes,
-                shmem_thp_possible=host_facts.huge_pages.shmem_thp_possible,
+                default_huge_page_bytes=self._system.huge_pages.default_bytes,
+                base_page_bytes=self._system.memory.base_page_bytes,
+                shmem_thp_possible=self._system.huge_pages.shmem_thp_possible,
             ),
             server=said,
         )
@@ -167,7 +170,7 @@ class Inspection:
             elsewhere=gap,
         )
 
-    def _stopped(self, cluster: StoppedCluster, host_facts: System) -> ClusterFacts:
+    def _stopped(self, cluster: StoppedCluster) -> ClusterFacts:
         files = self._access.files(cluster.uid, None)
         directory = cluster.data_directory
         version = clusters.version(files, directory)
@@ -191,7 +194,7 @@ class Inspection:
             patroni=_patroni(files, cluster.config_file, directory),
             files=on_disk,
             freelist=binary.by_major(major, why),
-            cpus=_future_share(host_facts),
+            cpus=_future_share(self._system),
             hugetlb_limits=Unknown("which cgroup it will start in is not known", "start it, and check again"),
             postmaster=None,
             port=on_disk.settings.port,

@@ -1,24 +1,29 @@
-"""The program's use cases: from options to a finished report, without printing anything."""
+"""The program's use cases: from options to a finished report, without printing anything.
+
+What is imported late is imported while the children of `access` start up: they need longest (the SQL driver).
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgpreemptcheck.captured import open_host
-from pgpreemptcheck.inspection import Facts, Inspection
-from pgpreemptcheck.report.outcome import Report, exit_code, open_questions
-from pgpreemptcheck.views import make_views
+from pgpreemptcheck.access import Access, open_access
+from pgpreemptcheck.facts import clusters
+from pgpreemptcheck.facts.clusters import Found
+from pgpreemptcheck.host import Host, LiveHost
+from pgpreemptcheck.values import record
 
 if TYPE_CHECKING:
-    from pgpreemptcheck.assume import Assumptions
     from pgpreemptcheck.engine.rules import RuleSet
+    from pgpreemptcheck.inspection import Facts
+    from pgpreemptcheck.report.outcome import Report
+    from pgpreemptcheck.views import Horizon, View
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """What to look at, as the user gave it."""
 
@@ -32,15 +37,15 @@ class Options:
 
 def check(options: Options, *, rules_dirs: Sequence[str], fail_on: str) -> Report:
     """Return the report on a host. Raises UserError for input that cannot be used."""
-    inspection = _inspect(options)
-    rule_set = _load_rules(rules_dirs)  # meanwhile the children import the SQL driver
-    read = inspection.facts()
-    views = make_views(read, _assumptions(options, read))
-    from pgpreemptcheck.engine.evaluate import evaluate
+    with _Opened(options) as opened:
+        rule_set = _load_rules(rules_dirs)
+        from pgpreemptcheck.engine.evaluate import evaluate
+        from pgpreemptcheck.report.outcome import Report, exit_code, open_questions
 
+        facts, views = _look(opened, options)
     evaluation = evaluate(rule_set, views)
     return Report(
-        facts=read,
+        facts=facts,
         views=views,
         evaluation=evaluation,
         unknowns=open_questions(evaluation.findings, evaluation.verdicts, views),
@@ -55,10 +60,10 @@ def facts(options: Options) -> str:
     """Return the facts of a host as JSON text."""
     import json
 
-    from pgpreemptcheck.report.plain import facts_document
+    with _Opened(options) as opened:
+        from pgpreemptcheck.report.plain import facts_document
 
-    read = _inspect(options).facts()
-    document = facts_document(read, make_views(read, _assumptions(options, read)))
+        document = facts_document(*_look(opened, options))
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -124,12 +129,32 @@ def _load_rules(rules_dirs: Sequence[str]) -> RuleSet:
     return rules.load(rules_dirs)
 
 
-def _inspect(options: Options) -> Inspection:
-    host = open_host(options.root, options.pgdata)
-    return Inspection(host, pgdata=options.pgdata, sql=not options.no_sql, dsn=options.dsn, deep=options.deep)
+class _Opened:
+    """A host with its clusters found and the children started that read them; they end with the context."""
+
+    def __init__(self, options: Options) -> None:
+        self.host = _open_host(options)
+        self.found: Found = clusters.find(self.host, options.pgdata)
+        self._access = open_access(self.host, self.found, sql=not options.no_sql, dsn=options.dsn, deep=options.deep)
+
+    def __enter__(self) -> tuple[Host, Found, Access]:
+        return self.host, self.found, self._access
+
+    def __exit__(self, *_: object) -> None:
+        self._access.close()
 
 
-def _assumptions(options: Options, read: Facts) -> Assumptions:
-    from pgpreemptcheck import assume
+def _open_host(options: Options) -> Host:
+    if options.root is None or os.path.realpath(options.root) == "/":
+        return LiveHost()
+    from pgpreemptcheck.captured import open_captured
 
-    return assume.parse(options.assume, [cluster.id for cluster in read.clusters])
+    return open_captured(options.root, options.pgdata)
+
+
+def _look(opened: tuple[Host, Found, Access], options: Options) -> tuple[Facts, dict[Horizon, View]]:
+    from pgpreemptcheck import assume, inspection, views
+
+    facts = inspection.inspect(*opened)
+    assumed = assume.parse(options.assume, [cluster.id for cluster in facts.clusters])
+    return facts, views.make_views(facts, assumed)

@@ -8,13 +8,12 @@ mm/hugetlb_cgroup.c (the reservation limit makes mmap fail, the fault limit kill
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from pgpreemptcheck.facts.hugepages import HugePages, Pool
 from pgpreemptcheck.facts.segment import Backing, Segment
 from pgpreemptcheck.facts.settings import Settings, StartError
-from pgpreemptcheck.values import Certainty, Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Certainty, Fact, Known, Unknown, measured, record
 
 if TYPE_CHECKING:
     from pgpreemptcheck.facts.cgroups import HugetlbLimit
@@ -27,7 +26,7 @@ GIGANTIC = 64 << 20
 """From this size on pages are gigantic on x86-64 and arm64 with 4 kB pages: the kernel gives no surplus of them."""
 
 
-@dataclass(frozen=True)
+@record
 class Start:
     """What happens when PostgreSQL maps its segment at this horizon."""
 
@@ -44,7 +43,7 @@ class Start:
     reservation_limit_bytes: Fact[int | None] = measured(unit="bytes", doc="tightest cgroup rsvd limit, null: none")
 
 
-@dataclass(frozen=True)
+@record
 class Need:
     """Bytes of the segment to come. `exact` may be unknown while `at_least` is not (shared_buffers alone)."""
 
@@ -52,7 +51,7 @@ class Need:
     at_least: Fact[int]
 
 
-@dataclass(frozen=True)
+@record
 class Held:
     """Huge pages that the cluster's running segment holds, given back before it maps anew."""
 

@@ -7,7 +7,15 @@ and what would settle it). Nothing else: a reader never raises for what is missi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Union
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_):
+        return lambda function: function
+
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -47,14 +55,51 @@ class Unknown:
 Fact = Union[Known[T], Unknown]
 
 
-def value_of(fact: Fact[T], default: T) -> T:
-    """Return the fact's value, or `default` where it is unknown: for display and bounds, never for a verdict."""
-    return fact.value if isinstance(fact, Known) else default
-
-
 def measured(*, unit: str = "", doc: str = "") -> Any:
     """Declare a dataclass field that holds a fact, with its unit (bytes, seconds, pages, share, ...) and meaning.
 
     The fact schema (engine/schema.py) is derived from these declarations and from the annotations.
     """
     return field(metadata={"unit": unit, "doc": doc})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(measured, field))
+def record(cls: type[T]) -> type[T]:
+    """Declare a frozen dataclass of facts. The same as `@dataclass(frozen=True)`, at a fifth of its start-up cost.
+
+    dataclasses compiles six methods for every class, about a millisecond each; these are shared by all instead.
+    """
+    made: Any = dataclass(init=False, repr=False, eq=False)(cls)
+    made.__init__, made.__repr__ = _init, _repr
+    made.__eq__, made.__hash__ = _equal, _hash
+    made.__setattr__ = made.__delattr__ = _refuse
+    return made  # type: ignore[no-any-return]
+
+
+def _init(self: Any, *values: Any, **named: Any) -> None:
+    names: tuple[str, ...] = self.__match_args__
+    own = self.__dict__
+    own.update(zip(names, values, strict=False))
+    if len(values) > len(names) or own.keys() & named.keys() or not named.keys() <= set(names):
+        raise TypeError(f"{type(self).__name__} takes {', '.join(names)}")
+    own.update(named)
+    for name in names:
+        if name not in own:
+            own[name] = getattr(type(self), name)  # the default; AttributeError names the field that has none
+
+
+def _repr(self: Any) -> str:
+    parts = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+    return f"{type(self).__name__}({parts})"
+
+
+def _equal(self: Any, other: object) -> bool:
+    return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
+def _hash(self: Any) -> int:
+    return hash(tuple(self.__dict__.values()))
+
+
+def _refuse(self: Any, name: str, *_: Any) -> NoReturn:
+    raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")

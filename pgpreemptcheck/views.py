@@ -8,7 +8,7 @@ A view is a complete set of facts under the same names, so that one rule serves 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from pgpreemptcheck.facts.cpus import CpuShare
@@ -17,7 +17,7 @@ from pgpreemptcheck.facts.server import Server
 from pgpreemptcheck.facts.settings import Settings, StartError
 from pgpreemptcheck.facts.system import System
 from pgpreemptcheck.start import Need, Outcome, Start, held, no_start, resulting_segment, start
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 if TYPE_CHECKING:
     from pgpreemptcheck.assume import Assumptions
@@ -27,7 +27,7 @@ Horizon = Literal["now", "crash_restart", "next_start"]
 HORIZONS: tuple[Horizon, ...] = ("now", "crash_restart", "next_start")
 
 
-@dataclass(frozen=True)
+@record
 class ClusterView:
     """One cluster at one horizon. `settings`, `segment` and `server` are None where there is none."""
 
@@ -54,7 +54,7 @@ class ClusterView:
     start: Start = measured()
 
 
-@dataclass(frozen=True)
+@record
 class Demand:
     """All huge pages of the host against all who want them, in bytes over all page sizes."""
 
@@ -64,7 +64,7 @@ class Demand:
     nodes_uneven: Fact[bool] = measured(doc="a pool differs between memory nodes by more than a tenth")
 
 
-@dataclass(frozen=True)
+@record
 class HostView(System):
     """The host at one horizon, with what follows from its clusters."""
 
@@ -72,7 +72,7 @@ class HostView(System):
     demand: Demand = measured()
 
 
-@dataclass(frozen=True)
+@record
 class View:
     """All facts at one horizon."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pgpreemptcheck.captured import ArchiveHost, DirectoryHost, open_host, unpaste
+from pgpreemptcheck.captured import ArchiveHost, DirectoryHost, open_captured, unpaste
 from pgpreemptcheck.host import ContainerHost, Host, HostError, LiveHost, resolve_inside
 from pgpreemptcheck.values import Known, Unknown
 
@@ -54,14 +54,14 @@ def make_archive(path: Path, mode: str, top: str = "") -> None:
 def captured(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
     if request.param == "directory":
         make_directory(tmp_path)
-        return open_host(str(tmp_path))
+        return open_captured(str(tmp_path))
     if request.param == "tgz-in-a-top-folder":
         make_archive(tmp_path / "sosreport.tgz", "w:gz", "sosreport-host-2026/")
-        return open_host(str(tmp_path / "sosreport.tgz"))
+        return open_captured(str(tmp_path / "sosreport.tgz"))
     compression = request.param.partition(".")[2]
     path = tmp_path / f"host.{request.param}"
     make_archive(path, f"w:{compression}")
-    return open_host(str(path))
+    return open_captured(str(path))
 
 
 def test_reads_and_lists(captured: Host) -> None:
@@ -109,7 +109,7 @@ def test_recorded_errors_say_why(tmp_path: Path) -> None:
     make_directory(tmp_path)
     (tmp_path / "sys-kernel-debug-sched-preempt.error.txt").write_text("cat: Operation not permitted\n")
     (tmp_path / "dmesg.error.txt").write_text("dmesg: read kernel buffer failed: Permission denied\n")
-    host = open_host(str(tmp_path))
+    host = open_captured(str(tmp_path))
     preempt, dmesg = host.read("/sys/kernel/debug/sched/preempt"), host.output("dmesg")
     assert isinstance(preempt, Unknown) and preempt.kind == "lockdown"
     assert isinstance(dmesg, Unknown) and dmesg.kind == "permission"
@@ -119,7 +119,7 @@ def test_sosreport_places(tmp_path: Path) -> None:
     (tmp_path / "sos_commands/kernel").mkdir(parents=True)
     (tmp_path / "sos_commands/kernel/uname_-a").write_text("Linux h 5.14.0 #1 SMP x86_64\n")
     (tmp_path / "sos_commands/kernel/dmesg").write_text("[0.0] Dynamic Preempt: voluntary\n")
-    host = open_host(str(tmp_path))
+    host = open_captured(str(tmp_path))
     assert host.output("uname") == Known("Linux h 5.14.0 #1 SMP x86_64\n", "/sos_commands/kernel/uname_-a")
     assert host.output("dmesg") == Known("[0.0] Dynamic Preempt: voluntary\n", "/sos_commands/kernel/dmesg")
 
@@ -132,7 +132,7 @@ def test_large_members_are_read_again(tmp_path: Path) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    host = open_host(str(path))
+    host = open_captured(str(path))
     assert host.read_range("/boot/large", 1_500_001, 3) == Known(data[1_500_001:1_500_004], "/boot/large")
 
 
@@ -145,7 +145,7 @@ def test_hard_links_in_an_archive(tmp_path: Path) -> None:
         link = tarfile.TarInfo("etc/same")
         link.type, link.linkname = tarfile.LNKTYPE, "proc/meminfo"
         archive.addfile(link)
-    assert open_host(str(path)).read("/etc/same") == Known("x", "/etc/same")
+    assert open_captured(str(path)).read("/etc/same") == Known("x", "/etc/same")
 
 
 @pytest.mark.parametrize("name", ["host.tar.gz", "host.tar.xz", "host.tar"])
@@ -158,7 +158,7 @@ def test_a_truncated_archive_is_one_line(tmp_path: Path, name: str) -> None:
             archive.addfile(member, io.BytesIO(os.urandom(5000)))
     path.write_bytes(path.read_bytes()[:40_000])
     with pytest.raises(HostError) as caught:
-        open_host(str(path))
+        open_captured(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -169,18 +169,13 @@ def test_what_is_no_host_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.tar.xz").write_bytes(lzma.compress(b"not a tar"))
     for name in ("empty", "file.txt", "bad.tar.gz", "bad.tar.xz", "missing"):
         with pytest.raises(HostError) as caught:
-            open_host(str(tmp_path / name))
+            open_captured(str(tmp_path / name))
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_data_directory_makes_a_host(tmp_path: Path) -> None:
     (tmp_path / "srv/pg").mkdir(parents=True)
-    assert isinstance(open_host(str(tmp_path), ("/srv/pg",)), DirectoryHost)
-
-
-def test_root_slash_is_the_live_host() -> None:
-    assert isinstance(open_host("/"), LiveHost)
-    assert isinstance(open_host(None), LiveHost)
+    assert isinstance(open_captured(str(tmp_path), ("/srv/pg",)), DirectoryHost)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +196,7 @@ def test_unpaste(pasted: bytes, plain: bytes) -> None:
 def test_configuration_files_are_taken_to_the_byte(tmp_path: Path) -> None:
     make_directory(tmp_path)
     (tmp_path / "etc/postgresql.conf").write_bytes(b"\xef\xbb\xbfport = 1\r\n")
-    assert open_host(str(tmp_path)).read_bytes("/etc/postgresql.conf") == Known(
+    assert open_captured(str(tmp_path)).read_bytes("/etc/postgresql.conf") == Known(
         b"\xef\xbb\xbfport = 1\r\n", "/etc/postgresql.conf"
     )
 
@@ -209,7 +204,7 @@ def test_configuration_files_are_taken_to_the_byte(tmp_path: Path) -> None:
 def test_a_fifo_neither_blocks_nor_is_read(tmp_path: Path) -> None:
     make_directory(tmp_path)
     os.mkfifo(tmp_path / "etc/fifo")
-    assert isinstance(open_host(str(tmp_path)).read("/etc/fifo"), Unknown)
+    assert isinstance(open_captured(str(tmp_path)).read("/etc/fifo"), Unknown)
     assert isinstance(LiveHost().read(str(tmp_path / "etc/fifo")), Unknown)
 
 

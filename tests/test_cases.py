@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgpreemptcheck.captured import open_host
+from pgpreemptcheck.captured import open_captured
 from pgpreemptcheck.facts import cpus, hugepages, kernel, kernel_command_line, meminfo
 from pgpreemptcheck.facts.kernel_config import version_of
 from pgpreemptcheck.host import Host
@@ -41,7 +41,7 @@ def lay(tmp_path: Path, files: dict[str, bytes]) -> Host:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-    return open_host(str(tmp_path))
+    return open_captured(str(tmp_path))
 
 
 def plain(fact: Any) -> Any:
@@ -151,7 +151,7 @@ def test_cmdline_isolated_cpus_are_counted(tmp_path: Path) -> None:
 @cases("sched-preempt")
 def test_sched_preempt(expected: Path) -> None:
     right, source = load(expected)
-    result = kernel.read(open_host(str(source)))
+    result = kernel.read(open_captured(str(source)))
     mode = result.preemption.mode
     if right["effective"] == "unknown":
         assert isinstance(mode, Unknown)
@@ -178,7 +178,7 @@ def test_proc_meminfo(expected: Path, form: str, tmp_path: Path) -> None:
     root = str(source)
     if form == "tar.gz":
         root = shutil.make_archive(os.fspath(tmp_path / "host"), "gztar", root)
-    host = open_host(root)
+    host = open_captured(root)
     pages, memory = hugepages.read(host), hugepages.read_memory(host)
     assert plain(memory.total_bytes) == right["mem_total_bytes"]
     assert plain(memory.hugetlb_bytes) == right["hugetlb_line_bytes"]

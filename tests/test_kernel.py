@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgpreemptcheck.captured import open_host
+from pgpreemptcheck.captured import open_captured
 from pgpreemptcheck.facts import kernel, kernel_command_line, kernel_config, kernel_log
 from pgpreemptcheck.facts.kernel import DEBUGFS, Kernel, Preemption
 from pgpreemptcheck.facts.kernel_command_line import CommandLine
@@ -444,11 +444,11 @@ def test_a_refusal_in_the_log_settles_what_is_ignored(log: str) -> None:
 def test_a_capture_of_a_host_under_lockdown(tmp_path: Path) -> None:
     (tmp_path / "uname.txt").write_text(DEBIAN_70)
     (tmp_path / "sys-kernel-debug-sched-preempt.error.txt").write_text("cat: preempt: Operation not permitted\n")
-    result = kernel.read(open_host(str(tmp_path)))
+    result = kernel.read(open_captured(str(tmp_path)))
     assert "Operation not permitted" in reason(result.preemption.mode)
     assert "suggests that it is on" in reason(result.lockdown)
     (tmp_path / "dmesg.txt").write_text("[    0.29] Dynamic Preempt: lazy\n")
-    assert mode(kernel.read(open_host(str(tmp_path)))) == ("lazy", "effective", "measured")
+    assert mode(kernel.read(open_captured(str(tmp_path)))) == ("lazy", "effective", "measured")
 
 
 def test_only_the_last_boot_in_a_log_counts() -> None:

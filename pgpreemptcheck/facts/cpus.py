@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from pgpreemptcheck.facts import kernel as kernel_facts
 from pgpreemptcheck.facts.kernel import Kernel
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 _HIGHEST = 1 << 16
 """No kernel has more CPUs or nodes (NR_CPUS is at most 8192): a bound for what a list may expand to."""
 
 
-@dataclass(frozen=True)
+@record
 class CpuShare:
     """What one process may use: its affinity and cpuset, and the CPU quota of its cgroups."""
 
@@ -23,7 +22,7 @@ class CpuShare:
     memory_nodes: Fact[tuple[int, ...]] = measured(doc="NUMA nodes that it may take memory from")
 
 
-@dataclass(frozen=True)
+@record
 class Cpus:
     online: Fact[int] = measured(unit="CPUs")
     allowed: Fact[int] = measured(unit="CPUs", doc="CPUs that pgpreemptcheck itself may run on")

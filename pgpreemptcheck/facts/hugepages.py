@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from pgpreemptcheck.facts import kernel as kernel_facts
 from pgpreemptcheck.facts import meminfo
 from pgpreemptcheck.facts.kernel import Kernel
 from pgpreemptcheck.facts.kernel_config import architecture_of, version_of
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 POOLS = "/sys/kernel/mm/hugepages"
 NODES = "/sys/devices/system/node"
@@ -24,7 +23,7 @@ THP = "/sys/kernel/mm/transparent_hugepage"
 _MAX_NODES = 1024
 
 
-@dataclass(frozen=True)
+@record
 class Pool:
     """All huge pages of one size. Counts are pages; `total` is nr_hugepages, surplus included."""
 
@@ -39,7 +38,7 @@ class Pool:
     per_node_surplus: Fact[Mapping[str, int]] = measured(unit="pages", doc="surplus by NUMA node")
 
 
-@dataclass(frozen=True)
+@record
 class HugePages:
     default_bytes: Fact[int] = measured(unit="bytes", doc="the default huge page size")
     pools: tuple[Pool, ...] | Unknown = measured()
@@ -47,7 +46,7 @@ class HugePages:
     shmem_thp_possible: Fact[bool] = measured(doc="shared memory can be backed by transparent huge pages")
 
 
-@dataclass(frozen=True)
+@record
 class Memory:
     total_bytes: Fact[int] = measured(unit="bytes")
     available_bytes: Fact[int] = measured(unit="bytes")

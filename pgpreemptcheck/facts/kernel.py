@@ -9,7 +9,7 @@ token of `uname -v`. Only the first four tell the model in force now; the rest i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from pgpreemptcheck.facts import kernel_command_line, kernel_config, kernel_log, meminfo
@@ -26,7 +26,7 @@ from pgpreemptcheck.facts.kernel_config import (
 )
 from pgpreemptcheck.facts.kernel_log import LogEvidence
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 __all__ = [
     "Build",
@@ -59,7 +59,7 @@ class Identity(NamedTuple):
     nodename: Fact[str]
 
 
-@dataclass(frozen=True)
+@record
 class Preemption:
     """The preemption model in force, by the first rung of the ladder that answers (its source names it)."""
 
@@ -69,7 +69,7 @@ class Preemption:
     ignored_parameter: Fact[str | None] = measured(doc="a preempt= value that this kernel ignores, as written")
 
 
-@dataclass(frozen=True)
+@record
 class Kernel:
     release: Fact[str] = measured(doc="uname -r")
     version_token: Fact[VersionToken | None] = measured(doc="the PREEMPT word of uname -v")

@@ -7,15 +7,15 @@ default_hugepagesz= handlers in mm/hugetlb.c of Linux 6.18; isolcpus= in kernel/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 PATH = "/proc/cmdline"
 
 
-@dataclass(frozen=True)
+@record
 class RequestedHugePages:
     """One `hugepages=` request on the command line."""
 
@@ -24,7 +24,7 @@ class RequestedHugePages:
     node: Fact[int | None] = measured(doc="the NUMA node, null for all")
 
 
-@dataclass(frozen=True)
+@record
 class CommandLine:
     """The command line that the running kernel was booted with."""
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 Mode = Literal["none", "voluntary", "full", "lazy", "rt"]
 VersionToken = Literal["PREEMPT", "PREEMPT_DYNAMIC", "PREEMPT_RT"]
@@ -89,7 +88,7 @@ class Config(NamedTuple):
         return self.options.get(option, "n") == "y"
 
 
-@dataclass(frozen=True)
+@record
 class Build:
     """What the kernel's build configuration says."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from pgpreemptcheck.facts import cpus as cpu_facts
 from pgpreemptcheck.facts import hugepages as huge_page_facts
@@ -12,16 +11,16 @@ from pgpreemptcheck.facts.cpus import Cpus
 from pgpreemptcheck.facts.hugepages import HugePages, Memory
 from pgpreemptcheck.facts.kernel import Identity, Kernel
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 
-@dataclass(frozen=True)
+@record
 class OperatingSystem:
     id: Fact[str] = measured(doc="ID of os-release")
     version: Fact[str] = measured(doc="VERSION_ID of os-release")
 
 
-@dataclass(frozen=True)
+@record
 class System:
     """Everything measured of the host: the `host` object of the report."""
 

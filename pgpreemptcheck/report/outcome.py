@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pgpreemptcheck.engine.evaluate import Evaluation, Finding, Verdict
 from pgpreemptcheck.engine.schema import lookup
 from pgpreemptcheck.inspection import Facts
-from pgpreemptcheck.values import Unknown
+from pgpreemptcheck.values import Unknown, record
 from pgpreemptcheck.views import Horizon, View
 
 SEVERITIES = ("critical", "high", "medium", "low", "info")
 """From worst to least."""
 
 
-@dataclass(frozen=True)
+@record
 class OpenQuestion:
     """A fact that is not known, why, what would settle it, and which rules wait for it."""
 
@@ -28,7 +27,7 @@ class OpenQuestion:
     """The worst that one of those rules would report."""
 
 
-@dataclass(frozen=True)
+@record
 class Report:
     """Everything that a report is made of."""
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pgpreemptcheck import __version__
 from pgpreemptcheck.engine.evaluate import Finding, LinkState, Verdict
 from pgpreemptcheck.engine.message import as_bytes
 from pgpreemptcheck.report.outcome import SEVERITIES, Report
 from pgpreemptcheck.report.plain import printable
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 from pgpreemptcheck.views import ClusterView
 
 WIDTH = 80
@@ -40,7 +39,7 @@ VERDICT_NAMES = {
 _COLOURS = {"critical": "1;31", "high": "31", "medium": "33", "low": "36", "info": "2", "good": "32", "bold": "1"}
 
 
-@dataclass(frozen=True)
+@record
 class Style:
     """What the output can show."""
 

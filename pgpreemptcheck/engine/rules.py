@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pgpreemptcheck.engine import yamlfile
+from pgpreemptcheck.engine import parsedrules, yamlfile
 from pgpreemptcheck.engine.expression import Expression, TypeOf, compile_condition
 from pgpreemptcheck.engine.message import EMPTY, Message, compile_message
 from pgpreemptcheck.engine.schema import Schema
@@ -128,11 +128,12 @@ class RuleSet(NamedTuple):
 
 
 class RuleFile(NamedTuple):
-    """The bytes of one rule file, and how it is named in messages."""
+    """The bytes of one rule file, how it is named in messages, and its documents where they were parsed before."""
 
     name: str
     data: bytes
     shipped: bool
+    parsed: Sequence[yamlfile.Document] | None = None
 
 
 # finding ----------------------------------------------------------------------------------------
@@ -147,15 +148,24 @@ def shipped_files() -> list[RuleFile]:
         except OSError:
             continue
         if names:
-            files = []
-            for name in names:
-                with open(os.path.join(folder, name), "rb") as stream:
-                    files.append(RuleFile(f"rules/{name}", stream.read(), True))
-            return files
+            return _with_parsed({f"rules/{name}": _bytes(os.path.join(folder, name)) for name in names}, folder)
     from importlib import resources  # a zip file: the only place that needs this import, at twice a bare start
 
     inside = {item.name: item for item in resources.files("pgpreemptcheck").joinpath("rules").iterdir()}
     return [RuleFile(f"rules/{name}", inside[name].read_bytes(), True) for name in _rule_names(inside)]
+
+
+def _with_parsed(files: Mapping[str, bytes], folder: str) -> list[RuleFile]:
+    try:
+        parsed = parsedrules.load(_bytes(os.path.join(folder, parsedrules.NAME)), files)
+    except OSError:  # a checkout
+        parsed = {}
+    return [RuleFile(name, data, True, parsed.get(name)) for name, data in files.items()]
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as stream:
+        return stream.read()
 
 
 def user_files(folder: str) -> list[RuleFile]:
@@ -235,7 +245,7 @@ def compile_rules(files: Sequence[RuleFile], schema: Schema) -> RuleSet:
     documents: dict[str, _Section] = {}
     thresholds: dict[str, Threshold] = {}
     for file in files:
-        parsed = yamlfile.parse(file.data, file.name)
+        parsed = file.parsed if file.parsed is not None else yamlfile.parse(file.data, file.name)
         if len(parsed) > MAX_DOCUMENTS:
             raise RuleError(f"{file.name}:1: a rule file has at most {MAX_DOCUMENTS} documents")
         for document in parsed:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from pgpreemptcheck import __version__
+from pgpreemptcheck.errors import UserError
 
 FORMATS = ("text", "json")
 SEVERITIES = ("critical", "high", "medium", "low", "never")
@@ -98,7 +99,14 @@ def check(rules_dirs: tuple[str, ...], output_format: str | None, outputs: tuple
 
     formats: list[tuple[str, str | None]] = [(_format_of(path, output_format), path) for path in outputs]
     formats = formats or [(output_format or "text", None)]
-    report = run.check(_options(what), rules_dirs=rules_dirs, fail_on=fail_on)
+    try:
+        report = run.check(_options(what), rules_dirs=rules_dirs, fail_on=fail_on)
+    except (UserError, click.ClickException):
+        raise
+    except Exception as error:  # whoever waits for JSON must not find an empty file
+        for path in [path for chosen, path in formats if chosen == "json"]:
+            _write(run.failure(describe(error)), path)
+        raise
     _write_report(report, formats)
     sys.exit(report.exit_code)
 
@@ -188,12 +196,18 @@ def _write_report(report: Any, formats: list[tuple[str, str | None]]) -> None:
     from pgpreemptcheck import run
 
     for output_format, path in formats:
-        if path is None:
-            encoding = (sys.stdout.encoding or "ascii").lower()
-            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-            _emit(run.render(report, output_format, colour=colour, unicode="utf" in encoding))
-        else:
-            _write_file(path, run.render(report, output_format, colour=False, unicode=True))
+        encoding = (sys.stdout.encoding or "ascii").lower()
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        to_file = path is not None
+        text = run.render(report, output_format, colour=colour and not to_file, unicode=to_file or "utf" in encoding)
+        _write(text, path)
+
+
+def _write(text: str, path: str | None) -> None:
+    if path is None:
+        _emit(text)
+    else:
+        _write_file(path, text)
 
 
 def _write_file(path: str, text: str) -> None:
@@ -223,8 +237,6 @@ def _emit(text: str) -> None:
 
 def main() -> NoReturn:
     """Run the command line; an internal error is one line and exit 70."""
-    from pgpreemptcheck.errors import UserError
-
     try:
         program.main(standalone_mode=False)
     except click.ClickException as error:
@@ -242,15 +254,14 @@ def main() -> NoReturn:
         click.echo("pgpreemptcheck: interrupted", err=True)
         sys.exit(130)
     except Exception as error:
-        import traceback
-
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        click.echo(
-            f"pgpreemptcheck: internal error: {type(error).__name__}: {error} "
-            f"({os.path.basename(frame.filename)}:{frame.lineno}); please report it",
-            err=True,
-        )
-        if os.environ.get("PGPREEMPTCHECK_DEBUG"):
-            traceback.print_exc()
+        click.echo(f"pgpreemptcheck: internal error: {describe(error)}; please report it", err=True)
         sys.exit(INTERNAL_ERROR)
     sys.exit(0)
+
+
+def describe(error: Exception) -> str:
+    """Return an error in one line, with the place where it was raised."""
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})"

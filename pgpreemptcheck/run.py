@@ -52,8 +52,19 @@ def check(options: Options, *, rules_dirs: Sequence[str], fail_on: str) -> Repor
         assumed=options.assume,
         fail_on=fail_on,
         exit_code=exit_code(evaluation, fail_on),
-        generated_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        generated_at=_now(),
     )
+
+
+def failure(reason: str) -> str:
+    """Return the JSON that stands in the place of a report after an internal error."""
+    from pgpreemptcheck.report import json as as_json
+
+    return as_json.render_failure(reason, _now())
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def facts(options: Options) -> str:

@@ -17,6 +17,18 @@ def render(report: Report) -> str:
     return json.dumps(document(report), indent=1) + "\n"
 
 
+def render_failure(reason: str, generated_at: str) -> str:
+    """Return what stands in the place of a report after an internal error (exit code 70)."""
+    failure = {
+        "schema": "pgpreemptcheck.report/1",
+        "tool": {"name": "pgpreemptcheck", "version": __version__},
+        "generated_at": generated_at,
+        "errors": [{"kind": "internal", "reason": printable(reason)}],
+        "exit_code": 70,
+    }
+    return json.dumps(failure, indent=1) + "\n"
+
+
 def document(report: Report) -> dict[str, Any]:
     """Return the report as JSON data."""
     facts = facts_document(report.facts, report.views)

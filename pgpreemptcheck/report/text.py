@@ -199,6 +199,9 @@ def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str
         yield _chain(verdict, style)
     yield ""
     yield from _because(verdicts)
+    cut_offs = dict.fromkeys(text for v in verdicts for text in v.thresholds)
+    if cut_offs:
+        yield from _wrap(f"by cut-offs of ours: {'; '.join(cut_offs)}", " " * 14, f"  {'severity':<12}")
 
 
 def _links(verdicts: Sequence[Verdict]) -> Sequence[LinkState]:

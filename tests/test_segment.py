@@ -124,16 +124,25 @@ class Asked(FakeHost):
 
 
 def test_the_kernel_s_page_size_wins_over_settings() -> None:
-    asked = Asked({"/proc/7/maps": HUGE})
+    asked = Asked({"/proc/7/maps": HUGE}, live=True)
     asked.page_bytes = 1 << 30
     assert read(asked).page_bytes == Known(1 << 30, "PROCMAP_QUERY")
 
 
 def test_system_v_memory_made_huge_by_a_preloaded_library_is_not_on_base_pages() -> None:
-    asked = Asked({"/proc/7/maps": SYSV})
+    asked = Asked({"/proc/7/maps": SYSV}, live=True)
     asked.page_bytes = 2 * MB
     found = read(asked, thp=ALWAYS)
     assert (plain(found.backing), plain(found.base_pages), plain(found.thp_possible)) == ("sysv", False, False)
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [('{"page_bytes": 1073741824}', 1 << 30), ('{"page_bytes": "x"}', 2 * MB), ('{"page_bytes": true}', 2 * MB)],
+)
+def test_a_capture_has_noted_the_page_size(noted: str, expected: int) -> None:
+    captured = FakeHost({"/proc/7/maps": HUGE, "/proc/7/pgpreemptcheck.json": noted})
+    assert plain(read(captured).page_bytes) == expected
 
 
 @pytest.mark.parametrize(

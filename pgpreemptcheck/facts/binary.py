@@ -7,9 +7,8 @@ program that runs tell, whatever a version string or a vendor's patches say.
 
 from __future__ import annotations
 
-import json
-
 from pgpreemptcheck.elf import MalformedError, Symbols
+from pgpreemptcheck.facts import notes
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown
 
@@ -83,18 +82,12 @@ def _look(host: Host, path: str) -> tuple[bool, bool] | str:
 
 def _by_capture(host: Host, pid: int) -> Known[bool] | Unknown:
     """Return what was noted of the program when the host was captured."""
-    path = f"/proc/{pid}/pgpreemptcheck.json"
-    text = host.read(path)
-    if isinstance(text, Unknown):
-        return text
-    try:
-        noted = json.loads(text.value)
-    except (ValueError, RecursionError):
-        return Unknown(f"{path} is not JSON")
-    if isinstance(noted, dict):
-        answer, symbols = noted.get("freelist"), noted.get("symbols")
-        if isinstance(answer, bool):
-            return Known(answer, f"{path} (freelist)")
-        if isinstance(symbols, list):
-            return _judge(_SERVER in symbols, any(name in symbols for name in _FREELIST), path)
-    return Unknown(f"{path} says nothing of the program's symbols")
+    noted = notes.read(host, pid)
+    if isinstance(noted, Unknown):
+        return noted
+    answer, symbols = noted.value.get("freelist"), noted.value.get("symbols")
+    if isinstance(answer, bool):
+        return Known(answer, f"{noted.source} (freelist)")
+    if isinstance(symbols, list):
+        return _judge(_SERVER in symbols, any(name in symbols for name in _FREELIST), noted.source)
+    return Unknown(f"{noted.source} says nothing of the program's symbols")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, stopped_clusters
 from pgpreemptcheck.facts.postmasters import Postmaster, Processes, postmaster, postmasters, process_link, service_unit
-from pgpreemptcheck.host import Host
+from pgpreemptcheck.host import Host, LiveHost
 from pgpreemptcheck.values import Fact, Known, Unknown
 
 __all__ = ["Found", "Postmaster", "StoppedCluster", "find", "major", "starts_at_boot", "version"]
@@ -34,12 +34,32 @@ def find(host: Host, pgdata: Sequence[str] = ()) -> Found:
     `pgdata` names further data directories (or configuration directories).
     """
     processes = Processes(host)
-    running = postmasters(host, processes)
+    running = _with_their_owners(host, postmasters(host, processes))
     found_by_socket, sockets = _match_sockets(host, processes, running)
     running += found_by_socket
     stopped = stopped_clusters(host, pgdata, running)
     concealed = _concealed(host, processes, running, stopped, sockets)
     return Found(tuple(sorted(running, key=lambda p: p.pid)), tuple(stopped), concealed)
+
+
+def _with_their_owners(host: Host, running: list[Postmaster]) -> list[Postmaster]:
+    """Return the postmasters, looked at again with their owners' rights where root has too few to see them whole.
+
+    Root in a container lacks SYS_PTRACE as a rule: it may not read the working directory or the environment of
+    another user's process, which that user may.
+    """
+    if not isinstance(host, LiveHost) or os.geteuid() != 0:
+        return running
+    seen: list[Postmaster] = []
+    for found in running:
+        cwd = host.link(f"/proc/{found.pid}/cwd")
+        if isinstance(cwd, Unknown) and cwd.kind == "permission" and isinstance(found.uid, Known):
+            from pgpreemptcheck import owner
+
+            with owner.start(found.uid.value, like=found.pid) as rights:
+                found = postmaster(rights.host(), found.pid) or found
+        seen.append(found)
+    return seen
 
 
 def version(host: Host, data_directory: str) -> Fact[str]:
@@ -138,7 +158,7 @@ def _match_sockets(
     holders = _holders(host, processes, {socket.inode for socket in left}) if host.live else {}
     more = []
     for pid in sorted(set(holders.values())):
-        found = postmaster(host, processes, pid)
+        found = postmaster(host, pid, processes.backends)
         if found is not None and all(p.pid != pid for p in running):
             more.append(found)
     return more, [socket for socket in left if socket.inode not in holders]

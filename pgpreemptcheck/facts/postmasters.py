@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pgpreemptcheck.host import ContainerHost, Host
+from pgpreemptcheck.host import ContainerHost, Host, LiveHost
 from pgpreemptcheck.values import Fact, Known, Unknown
 
 CAPTURED_CLOCK_TICKS = 100
@@ -157,9 +157,9 @@ def _set(settings: dict[str, str], assignment: str) -> None:
         settings[name.strip().replace("-", "_").lower()] = value
 
 
-def postmaster(host: Host, processes: Processes, pid: int) -> Postmaster | None:
+def postmaster(host: Host, pid: int, backends: Sequence[int] = ()) -> Postmaster | None:
     """Return that process as a postmaster, None if it is not one."""
-    candidate = _look_at(host, processes, pid)
+    candidate = _look_at(host, backends, pid)
     return _describe(host, candidate) if candidate is not None else None
 
 
@@ -169,7 +169,7 @@ def postmasters(host: Host, processes: Processes) -> list[Postmaster]:
     candidates += [pid for pid, head in processes.heads.items() if any(word in head.lower() for word in _MAYBE_SERVER)]
     found: dict[int, _Candidate] = {}
     for pid in candidates:
-        candidate = _look_at(host, processes, pid)
+        candidate = _look_at(host, processes.backends, pid)
         if candidate is not None:
             found[pid] = candidate
     return [
@@ -204,7 +204,7 @@ def _same_cluster(child: _Candidate, parent: _Candidate) -> bool:
     return child.start == parent.start
 
 
-def _look_at(host: Host, processes: Processes, pid: int) -> _Candidate | None:
+def _look_at(host: Host, backends: Sequence[int], pid: int) -> _Candidate | None:
     """Return what is known of a process if it is a postmaster, by its lock file or by the shape of its start."""
     raw = host.read_bytes(f"/proc/{pid}/cmdline", 1 << 20)
     status = _status(host, pid)
@@ -222,12 +222,12 @@ def _look_at(host: Host, processes: Processes, pid: int) -> _Candidate | None:
         not host.live and isinstance(host.status(f"/proc/{pid}/pgpreemptcheck.json"), Known)
     )
     candidate = _Candidate(pid, argv, start, status, cwd, lock, confirmed)
-    if confirmed or (named and _looks_started(host, processes, candidate)):
+    if confirmed or (named and _looks_started(host, backends, candidate)):
         return candidate
     return None
 
 
-def _looks_started(host: Host, processes: Processes, candidate: _Candidate) -> bool:
+def _looks_started(host: Host, backends: Sequence[int], candidate: _Candidate) -> bool:
     """Return whether a process that bears a server's name is one, its lock file out of sight or not yet written."""
     exe = process_link(host, candidate.pid, "exe")
     if isinstance(exe, Known):
@@ -240,7 +240,7 @@ def _looks_started(host: Host, processes: Processes, candidate: _Candidate) -> b
     environment = _environment(host, candidate.pid)
     if isinstance(environment, Known):
         return "PGDATA" in environment.value
-    children = (_status(host, pid) or {} for pid in processes.backends)
+    children = (_status(host, pid) or {} for pid in backends)
     return any(child.get("PPid") == str(candidate.pid) for child in children)
 
 
@@ -288,7 +288,8 @@ def _lock(host: Host, pid: int, status: dict[str, str], cwd: Fact[str], start: _
     for directory in _places(host, pid, cwd, start):
         path = f"{directory}/postmaster.pid"
         # below the directory only: another user's link must not make root open a device
-        text = ContainerHost(directory).read("/postmaster.pid", 4096) if host.live else host.read(path, 4096)
+        confined = isinstance(host, LiveHost)
+        text = ContainerHost(directory).read("/postmaster.pid", 4096) if confined else host.read(path, 4096)
         if isinstance(text, Known):
             lines = text.value.split("\n")
             if lines[0].strip() in own:

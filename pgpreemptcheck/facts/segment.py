@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pgpreemptcheck.facts import notes
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, measured
 
@@ -57,10 +58,23 @@ def read(
         return Segment(gap, gap, gap, gap, gap)
     start, size, backing, name = found
     source = f"{path} ({name})"
-    page_bytes = host.mapping_page_bytes(postmaster_pid, start)
+    page_bytes = _asked(host, postmaster_pid, start)
     if isinstance(page_bytes, Unknown):
         page_bytes = _by_setting(huge_page_size, default_huge_page_bytes) if backing == "huge" else base_page_bytes
     return _segment(Known(size, source), page_bytes, Known(backing, source), base_page_bytes, shmem_thp_possible)
+
+
+def _asked(host: Host, pid: int, start: int) -> Fact[int]:
+    """Return the page size that the kernel gives for the mapping, or gave when the host was captured."""
+    if host.live:
+        return host.mapping_page_bytes(pid, start)
+    noted = notes.read(host, pid)
+    if isinstance(noted, Unknown):
+        return noted
+    value = noted.value.get("page_bytes")
+    if type(value) is int and value > 0:
+        return Known(value, noted.source)
+    return Unknown(f"{noted.source} says nothing of the page size")
 
 
 def _largest(maps: str) -> tuple[int, int, Backing, str] | None:

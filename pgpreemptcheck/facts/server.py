@@ -1,11 +1,26 @@
-"""What the running server says of itself over SQL: one short read-only transaction."""
+"""What the running server says of itself over SQL: one short read-only transaction.
+
+`ask` runs in the child of `owner.py` and returns plain JSON; `facts` makes facts of that, or of the same JSON in a
+capture (`sql/PORT.json`). Neither a session setting nor a startup option is used, so that a pooler in between is not
+harmed: everything is set by SET LOCAL, and ends with the transaction. Works on PostgreSQL 13 to 19.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Any
 
-from pgpreemptcheck.values import Fact, measured
+from pgpreemptcheck.values import Fact, GapKind, Known, Unknown, measured
+
+CONNECT_SECONDS = 5
+AFFORDABLE_BYTES = 16 << 30
+"""pg_buffercache_summary() looks at every buffer header: by default only for less than this in shared_buffers."""
+
+_MAX_ROWS = 5000
+_MAX_VALUE = 1 << 16
+_MAX_TEXT = 400
 
 
 @dataclass(frozen=True)
@@ -22,10 +37,480 @@ class FileError:
 class Server:
     version: Fact[str] = measured(doc="server_version, as the server prints it")
     settings: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to value in its base unit")
+    units: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to base unit, of the settings that have one")
+    pending_restart: Fact[tuple[str, ...]] = measured(doc="settings changed in the files that wait for a restart")
     huge_pages_status: Fact[str] = measured(doc="on, off or unknown (17+)")
     huge_pages_needed: Fact[int] = measured(unit="pages", doc="shared_memory_size_in_huge_pages (15+)")
     active_backends: Fact[int] = measured(doc="client backends that are active at this moment, this one excluded")
     buffers_allocated: Fact[int] = measured(unit="buffers", doc="buffers_alloc since the statistics were reset")
-    unused_buffers: Fact[int] = measured(unit="buffers", doc="buffers never filled since the start")
+    unused_buffers: Fact[int] = measured(unit="buffers", doc="buffers never filled since the start (16+)")
     in_recovery: Fact[bool] = measured()
+    started: Fact[float] = measured(unit="seconds", doc="pg_postmaster_start_time, since the epoch")
     file_errors: Fact[tuple[FileError, ...]] = measured(doc="pg_file_settings rows with an error")
+
+
+# the SQL ----------------------------------------------------------------------------------------
+
+_BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL statement_timeout = '3s';
+SET LOCAL lock_timeout = '500ms';
+SET LOCAL idle_in_transaction_session_timeout = '10s'
+"""
+
+_IDENTITY = """
+SELECT current_setting('server_version'), current_setting('server_version_num'), pg_backend_pid(),
+       pg_is_in_recovery(), extract(epoch FROM pg_postmaster_start_time()), host(inet_server_addr())
+"""
+
+# Strings are only those needed: others may hold passwords (primary_conninfo, placeholders of applications).
+_QUERIES = {
+    "settings": """
+SELECT name, setting, unit, pending_restart FROM pg_settings
+ WHERE vartype <> 'string' OR name IN ('cluster_name', 'config_file', 'data_directory', 'listen_addresses',
+       'server_version', 'shared_preload_libraries', 'unix_socket_directories')
+""",
+    # Roles without pg_read_all_stats see other users' rows, but not what they are.
+    "active": """
+SELECT count(*) FILTER (WHERE backend_type = 'client backend' AND state = 'active'
+                          AND pid <> pg_backend_pid()),
+       coalesce(bool_or(backend_type IS NULL), false),
+       coalesce(bool_or(backend_type = 'client backend' AND state = 'disabled'), false)
+  FROM pg_stat_activity
+""",
+    "allocated": "SELECT buffers_alloc FROM pg_stat_bgwriter",
+    "file_errors": f"""
+SELECT sourcefile, sourceline, name, error FROM pg_file_settings WHERE error IS NOT NULL ORDER BY seqno
+ LIMIT {_MAX_ROWS}
+""",
+}
+
+# Only a function that belongs to the extension is called: in a schema that others can write to, its name could be
+# anybody's. The extension's older versions (a cluster upgraded from 15) have no summary.
+_BUFFERCACHE = """
+SELECT pg_size_bytes(current_setting('shared_buffers')),
+       (SELECT quote_ident(n.nspname) FROM pg_extension e
+          JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+          JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+          JOIN pg_namespace n ON n.oid = p.pronamespace
+         WHERE e.extname = 'pg_buffercache' AND p.proname = 'pg_buffercache_summary' AND p.pronargs = 0)
+"""
+
+
+# asking: in the child ---------------------------------------------------------------------------
+
+_SESSION_VARIABLES = ("PGOPTIONS", "PGDATESTYLE", "PGTZ", "PGGEQO")
+"""What libpq would send as startup options: a pooler refuses them."""
+
+
+def import_driver() -> str:
+    """Import the driver and all that it needs later; return why it cannot be had, or nothing."""
+    try:
+        import socket  # noqa: F401
+
+        import psycopg
+        import psycopg.conninfo
+    except Exception as error:
+        lines = str(error).strip().split("\n")
+        return f"the SQL driver psycopg cannot be used: {lines[0]}"
+    del psycopg
+    return ""
+
+
+def clean_environment(*, trusted: bool, home: bool) -> None:
+    """Take out of the environment what must not reach a server: all of PG*, unless it is the user's own (`trusted`)."""
+    for name in list(os.environ):
+        if name in _SESSION_VARIABLES or (not trusted and name.startswith("PG")):
+            del os.environ[name]
+    if not trusted:
+        os.environ["PGPASSFILE"] = os.devnull
+    if not home:
+        os.environ["HOME"] = "/nonexistent"
+
+
+def ask(
+    *,
+    directories: Sequence[str] = (),
+    port: int = 5432,
+    users: Sequence[str] = (),
+    dsn: str | None = None,
+    deep: bool = False,
+) -> dict[str, Any]:
+    """Return what a server says, as JSON; never raises for a server that refuses.
+
+    The server is the one that `dsn` names, else the one whose socket for `port` lies in one of `directories`, asked
+    as the first of `users` that it lets in. `deep`: also what costs a large pool something.
+    """
+    missing = import_driver()
+    if missing:
+        return {"refused": missing, "code": "driver"}
+    import psycopg
+
+    secrets: list[str] = []
+    try:
+        attempts = list(_by_dsn(dsn, secrets) if dsn is not None else _by_socket(directories, port, users))
+    except psycopg.Error:  # its text would show parts of the string
+        return {"refused": "the connection string cannot be parsed", "code": "dsn"}
+    if not attempts:
+        return {"refused": "the server listens on no Unix socket that can be reached", "code": "socket"}
+    reasons: list[str] = []
+    for parameters in attempts:
+        try:
+            connection = psycopg.connect(**parameters)
+        except (psycopg.Error, OSError, ValueError) as error:
+            reason = _masked(_one_line(str(error)), secrets)
+            if reason not in reasons:
+                reasons.append(reason)
+            code = _refusal(reason)
+            if code in ("starting", "full", "time"):
+                return {"refused": reason, "code": code}
+            continue
+        try:
+            answer = _ask(connection, deep)
+        except (psycopg.Error, OSError, ValueError) as error:
+            answer = {"refused": f"the connection broke: {_one_line(str(error))}", "code": "other"}
+        finally:
+            connection.close()
+        if "refused" in answer:
+            answer["refused"] = _masked(answer["refused"], secrets)
+        return answer
+    return {"refused": "; ".join(reasons[:3]), "code": _refusal(reasons[0])}
+
+
+_OURS = {"application_name": "pgpreemptcheck", "autocommit": True, "prepare_threshold": None}
+
+
+def _by_socket(directories: Sequence[str], port: int, users: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for directory in directories:
+        # An abstract socket (@name) is no file; for the others, do not knock where there is none.
+        if not directory.startswith("@") and not os.path.exists(f"{directory}/.s.PGSQL.{port}"):
+            continue
+        for user in users:
+            for database in ("postgres", "template1"):
+                yield {
+                    **_OURS,
+                    "host": directory,
+                    "port": port,
+                    "user": user,
+                    "dbname": database,
+                    "connect_timeout": CONNECT_SECONDS,
+                    "client_encoding": "UTF8",
+                    "sslmode": "disable",
+                    "gssencmode": "disable",
+                }
+
+
+def _by_dsn(dsn: str, secrets: list[str]) -> Iterator[dict[str, Any]]:
+    from psycopg.conninfo import conninfo_to_dict
+
+    parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    secrets += [str(parameters[name]) for name in ("password", "sslpassword") if parameters.get(name)]
+    secrets += [str(value) for name, value in parameters.items() if name.endswith(("_secret", "_key")) and value]
+    parameters.setdefault("connect_timeout", CONNECT_SECONDS)
+    yield {**_OURS, **parameters, "client_encoding": "UTF8"}
+
+
+def _masked(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _one_line(text: str) -> str:
+    """Return the last attempt of a driver's message, as one line."""
+    text = " ".join(text.split())
+    text = text.rpartition("Multiple connection attempts failed.")[2].strip() or text
+    return text.removeprefix("connection failed: ")[:_MAX_TEXT]
+
+
+_REFUSALS = (
+    ("starting", ("is starting up", "is shutting down", "in recovery mode", "not yet accepting connections")),
+    ("full", ("too many clients", "too many connections", "connection slots are reserved")),
+    ("time", ("timeout expired", "timed out")),
+    ("socket", ("No such file or directory", "Connection refused", "could not translate host name")),
+)
+
+
+def _refusal(reason: str) -> str:
+    """Return what kind of refusal a message is. A server that speaks another language is taken as refusing the role."""
+    for code, phrases in _REFUSALS:
+        if any(phrase in reason for phrase in phrases):
+            return code
+    return "role"
+
+
+def _ask(connection: Any, deep: bool) -> dict[str, Any]:
+    begun = _execute(connection, _BEGIN)
+    identity = begun if "error" in begun else _execute(connection, _IDENTITY)
+    if "error" in identity:
+        return {"refused": identity["error"], "code": "other"}
+    version, number, backend, recovery, started, address = identity["rows"][0]
+    answer: dict[str, Any] = {
+        "version": version,
+        "version_number": int(number),
+        "backend_pid": int(backend),
+        "backend_parent_pid": _parent(int(backend)),
+        "peer_pid": _peer(connection),
+        "in_recovery": recovery == "t",
+        "started": float(started),
+        "server_address": address,
+        "user": connection.info.user,
+        "database": connection.info.dbname,
+    }
+    results = {name: _execute(connection, sql, savepoint=True) for name, sql in _QUERIES.items()}
+    results["unused"] = _unused(connection, int(number), deep)
+    answer["results"] = results
+    _execute(connection, "COMMIT")
+    return answer
+
+
+def _execute(connection: Any, sql: str, *, savepoint: bool = False) -> dict[str, Any]:
+    """Return the rows of the last statement, or the server's error. Values are text as the server sends it."""
+    from psycopg.pq import DiagnosticField, ExecStatus
+
+    pgconn = connection.pgconn
+    result = pgconn.exec_((f"SAVEPOINT q; {sql}" if savepoint else sql).encode())
+    if result.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+        if result.ntuples > _MAX_ROWS:
+            return {"error": "the server sends more rows than there can be", "code": ""}
+        columns = range(result.nfields)
+        return {"rows": [[_text(result.get_value(row, column)) for column in columns] for row in range(result.ntuples)]}
+    state = result.error_field(DiagnosticField.SQLSTATE)
+    message = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+    if savepoint:
+        pgconn.exec_(b"ROLLBACK TO SAVEPOINT q")
+    return {"error": _one_line(_text(message) or "no reason given"), "code": _text(state) or ""}
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value[:_MAX_VALUE].decode("utf-8", "surrogateescape")
+
+
+def _unused(connection: Any, version_number: int, deep: bool) -> dict[str, Any]:
+    if version_number < 160000:
+        return {"error": "", "code": "old"}
+    found = _execute(connection, _BUFFERCACHE, savepoint=True)
+    if "error" in found:
+        return found
+    size, schema = found["rows"][0]
+    if schema is None:
+        return {"error": "", "code": "not-installed"}
+    if int(size) >= AFFORDABLE_BYTES and not deep:
+        return {"error": "", "code": "large"}
+    return _execute(connection, f"SELECT buffers_unused FROM {schema}.pg_buffercache_summary()", savepoint=True)
+
+
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process of this host, if there is such a process: the backend lives only while asked."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"PPid:"):
+                    return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _peer(connection: Any) -> int | None:
+    """Return the PID of who listens at the other end of a Unix socket: the postmaster's, unless a pooler is between."""
+    import socket
+    import struct
+
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        if end.family != socket.AF_UNIX:
+            return None
+        pid = int(struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+    return pid or None
+
+
+# facts: in the parent ---------------------------------------------------------------------------
+
+_REFUSAL_HINTS = {
+    "driver": "install it: pip install 'psycopg[binary]'",
+    "dsn": "give --dsn as in psql: 'host=... port=... user=... dbname=...' or postgresql://...",
+    "socket": "give the server's address by --dsn",
+    "starting": "run it again when the server accepts connections",
+    "full": "run it again when a connection is free, or give a role with a reserved one by --dsn",
+    "time": "check that the server answers: psql -c 'SELECT 1'",
+    "role": "give a role that may log in by --dsn 'host=... port=... user=... dbname=postgres'",
+}
+_NO_UNUSED = {
+    "old": Unknown(
+        "before PostgreSQL 16 unused buffers can only be counted by looking at every buffer under its lock",
+        "in a quiet hour: SELECT count(*) FROM pg_buffercache WHERE relfilenode IS NULL",
+        "unsupported",
+    ),
+    "not-installed": Unknown(
+        "the function pg_buffercache_summary() is not installed in the database that was asked",
+        "CREATE EXTENSION pg_buffercache, or ALTER EXTENSION pg_buffercache UPDATE after an upgrade",
+        "absent",
+    ),
+    "large": Unknown(
+        "the buffer pool is so large that counting its unused buffers would be felt",
+        "run it with --deep",
+        "unsupported",
+    ),
+}
+_MONITOR = "ask as a superuser or a member of pg_monitor"
+_SUPERUSER = "ask as a superuser"
+_NONSENSE = Unknown("the server's answer is not what was asked for")
+
+
+def facts(answer: Mapping[str, object] | Unknown) -> Server:
+    """Return what a server said as facts; each is Unknown with the reason where it was not said."""
+    gap = _refused(answer)
+    if gap is not None or isinstance(answer, Unknown):
+        gap = gap or _NONSENSE
+        return Server(gap, gap, gap, gap, gap, gap, gap, gap, gap, gap, gap, gap)
+    number = answer.get("version_number")
+    major = number // 10000 if isinstance(number, int) else 0
+    settings, units, pending = _settings(_rows(answer, "settings", 4, _MONITOR))
+    version, recovery, started = answer.get("version"), answer.get("in_recovery"), answer.get("started")
+    return Server(
+        version=Known(version, "sql server_version") if isinstance(version, str) else _NONSENSE,
+        settings=settings,
+        units=units,
+        pending_restart=pending,
+        huge_pages_status=_huge_pages_status(settings, major),
+        huge_pages_needed=_huge_pages_needed(settings, major),
+        active_backends=_active(_rows(answer, "active", 3, _MONITOR)),
+        buffers_allocated=_count(_rows(answer, "allocated", 1, _MONITOR), "sql pg_stat_bgwriter.buffers_alloc"),
+        unused_buffers=_count(_rows(answer, "unused", 1, _MONITOR), "sql pg_buffercache_summary().buffers_unused"),
+        in_recovery=Known(recovery, "sql pg_is_in_recovery()") if isinstance(recovery, bool) else _NONSENSE,
+        started=Known(float(started), "sql pg_postmaster_start_time()")
+        if isinstance(started, (int, float))
+        else _NONSENSE,
+        file_errors=_file_errors(_rows(answer, "file_errors", 4, _SUPERUSER)),
+    )
+
+
+def _refused(answer: Mapping[str, object] | Unknown) -> Unknown | None:
+    if isinstance(answer, Unknown):
+        return answer
+    reason = answer.get("refused")
+    if reason is not None:
+        code = str(answer.get("code"))
+        kind: GapKind = "permission" if code == "role" else "unsupported" if code == "driver" else "other"
+        return Unknown(f"no answer over SQL: {str(reason)[:_MAX_TEXT]}", _REFUSAL_HINTS.get(code, ""), kind)
+    return None
+
+
+def _rows(answer: Mapping[str, object], name: str, columns: int, hint: str) -> list[list[str | None]] | Unknown:
+    """Return the rows of one query, or why there are none; `hint`: what helps where the role may not read it."""
+    results = answer.get("results")
+    result = results.get(name) if isinstance(results, dict) else None
+    if not isinstance(result, dict):
+        return _NONSENSE
+    if "error" in result:
+        code = str(result.get("code"))
+        if name == "unused" and code in _NO_UNUSED:
+            return _NO_UNUSED[code]
+        denied = code == "42501"  # insufficient_privilege
+        reason = f"the server refuses it: {str(result['error'])[:_MAX_TEXT]}"
+        return Unknown(reason, hint if denied else "", "permission" if denied else "other")
+    rows = result.get("rows")
+    if isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == columns and all(v is None or isinstance(v, str) for v in row)
+        for row in rows
+    ):
+        return rows
+    return _NONSENSE
+
+
+def _settings(
+    rows: list[list[str | None]] | Unknown,
+) -> tuple[Fact[Mapping[str, str]], Fact[Mapping[str, str]], Fact[tuple[str, ...]]]:
+    if isinstance(rows, Unknown):
+        return rows, rows, rows
+    source = "sql pg_settings"
+    values = {name: value for name, value, _, _ in rows if name is not None and value is not None}
+    units = {name: unit for name, _, unit, _ in rows if name is not None and unit is not None}
+    pending = tuple(sorted(name for name, _, _, waits in rows if name is not None and waits == "t"))
+    return Known(values, source), Known(units, source), Known(pending, f"{source}.pending_restart")
+
+
+def _huge_pages_status(settings: Fact[Mapping[str, str]], major: int) -> Fact[str]:
+    if isinstance(settings, Unknown):
+        return settings
+    value = settings.value.get("huge_pages_status")
+    if value is None:
+        return Unknown(
+            f"PostgreSQL {major} does not say whether it got huge pages (17 and later do)", "", "unsupported"
+        )
+    return Known(value, "sql huge_pages_status")
+
+
+def _huge_pages_needed(settings: Fact[Mapping[str, str]], major: int) -> Fact[int]:
+    if isinstance(settings, Unknown):
+        return settings
+    name = "shared_memory_size_in_huge_pages"
+    value = settings.value.get(name)
+    if value is None:
+        return Unknown(
+            f"PostgreSQL {major} does not say how many huge pages it needs (15 and later do)", "", "unsupported"
+        )
+    if not value.isascii() or not value.isdigit():
+        return Unknown(f"{name} is {value[:20]}: the server cannot use huge pages here", "", "unsupported")
+    return Known(int(value), f"sql {name}")
+
+
+def _count(rows: list[list[str | None]] | Unknown, source: str) -> Fact[int]:
+    if isinstance(rows, Unknown):
+        return rows
+    value = rows[0][0] if len(rows) == 1 else None
+    if value is None or len(value) > 20 or not value.isascii() or not value.isdigit():
+        return _NONSENSE
+    return Known(int(value), source)
+
+
+def _active(rows: list[list[str | None]] | Unknown) -> Fact[int]:
+    if isinstance(rows, list) and len(rows) == 1:
+        if rows[0][1] != "f":
+            return Unknown("this role does not see what other users' backends do", _MONITOR, "permission")
+        if rows[0][2] != "f":
+            return Unknown("track_activities is off, so the server does not know which backends are active")
+        rows = [rows[0][:1]]
+    return _count(rows, "sql pg_stat_activity")
+
+
+def _file_errors(rows: list[list[str | None]] | Unknown) -> Fact[tuple[FileError, ...]]:
+    if isinstance(rows, Unknown):
+        return rows
+    errors = [
+        FileError(file or "", int(line) if line and line.isascii() and line.isdigit() else 0, name or "", error or "")
+        for file, line, name, error in rows
+    ]
+    return Known(tuple(errors), "sql pg_file_settings")
+
+
+_START_TOLERANCE = 60.0
+"""Seconds between the start of a postmaster's process and what it calls its start: it sets up its memory first."""
+
+
+def belongs_to(
+    answer: Mapping[str, object] | Unknown,
+    postmaster_pid: int,
+    data_directory: str | None,
+    started: float | None = None,
+) -> bool:
+    """Return whether the server that answered is the one of that postmaster on this host, and no other elsewhere.
+
+    It is if the postmaster itself listens at the other end of the socket; or if the backend that answered runs here
+    as its child, and its data directory (or, where the role may not see that, the time of its start) is the same.
+    """
+    if isinstance(answer, Unknown):
+        return False
+    if answer.get("peer_pid") == postmaster_pid:
+        return True
+    if answer.get("backend_parent_pid") != postmaster_pid:
+        return False
+    theirs = answer.get("started")
+    if started is not None and isinstance(theirs, (int, float)) and abs(theirs - started) > _START_TOLERANCE:
+        return False
+    said = facts(answer).settings
+    directory = said.value.get("data_directory") if isinstance(said, Known) else None
+    if directory is not None and data_directory is not None:
+        return directory.rstrip("/") == data_directory.rstrip("/")
+    return started is not None and isinstance(theirs, (int, float))

@@ -182,10 +182,19 @@ def test_the_stages_of_a_start(read: Reader) -> None:
 
 
 def test_the_last_line_of_a_setting_counts_and_only_it_is_judged(read: Reader) -> None:
-    found = read(b"port = zz\nPORT = 7\n", **{"d/postgresql.auto.conf": b"max_connections = '200'\n"})
+    found = read(b"Port = zz\nPort = 7\n", **{"d/postgresql.auto.conf": b"max_connections = '200'\n"})
     assert accepted(found) is True
     assert value(found.settings, "port") == (7, "/d/postgresql.conf line 2")
     assert value(found.settings, "max_connections") == (200, "/d/postgresql.auto.conf line 1")
+
+
+def test_each_spelling_of_a_name_is_judged(read: Reader) -> None:
+    found = read(b"WORK_MEM = 'on'\nport = 1\nPort = 2\nport = 3\nPORT = 4\nwork_mem = 'off'\n")
+    assert [(e.line, e.reason) for e in found.errors] == [
+        (1, 'invalid value for parameter "WORK_MEM": "on"'),
+        (6, 'invalid value for parameter "work_mem": "off"'),
+    ]
+    assert value(found.settings, "port") == (4, "/d/postgresql.conf line 5")
 
 
 def test_the_command_line_wins_but_the_file_is_judged_all_the_same(read: Reader) -> None:
@@ -202,6 +211,7 @@ def test_the_command_line_wins_but_the_file_is_judged_all_the_same(read: Reader)
         (("--max-connectionz=1",), 'unrecognized configuration parameter "max_connectionz"'),
         (("-c", "port"), "-c port requires a value"),
         (("--port",), "--port requires a value"),
+        (("-c", "x.1y=1"), 'invalid configuration parameter name "x.1y"'),
     ],
 )
 def test_the_command_line_is_refused_first(read: Reader, argv: tuple[str, ...], reason: str) -> None:

@@ -7,15 +7,13 @@ a distribution's patch or a later minor release brings.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 FIRST, LAST = 13, 19
 """The majors that have a catalogue."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting: kind is b(ool), i(nteger), r(eal), s(tring) or e(num); `values` maps what is accepted to its name.
 
     Bounds and default are in `unit` (8kB, kB, B, MB, ms, s, min or none).

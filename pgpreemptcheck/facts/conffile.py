@@ -7,7 +7,8 @@ these majors but for the way paths are tidied up. Nothing here knows any setting
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Known, Unknown
@@ -34,22 +35,20 @@ _GOOD_LINE = re.compile(
     + rb"|" + _INTEGER + rb"|" + _REAL + rb")[ \t\r]*)?(?:#[^\n]*)?(?:\n|\Z)"
 )  # fmt: skip
 
-_BLANK = re.compile(rb"(?:[ \t\r]+|#[^\n]*)*")
-_TOKENS: tuple[tuple[str, re.Pattern[bytes]], ...] = (  # in flex's order: the longest wins, then the first
-    ("id", re.compile(_WORD)),
-    ("qualified", re.compile(_WORD + rb"\." + _WORD)),
-    ("string", re.compile(_STRING)),
-    ("unquoted", re.compile(_UNQUOTED)),
-    ("integer", re.compile(_INTEGER)),
-    ("real", re.compile(_REAL)),
-    ("equals", re.compile(rb"=")),
-    ("error", re.compile(rb"[^\n]")),
+_TOKENS = (  # in flex's order: the longest wins, then the first; compiled only where a line is wrong
+    ("id", _WORD),
+    ("qualified", _WORD + rb"\." + _WORD),
+    ("string", _STRING),
+    ("unquoted", _UNQUOTED),
+    ("integer", _INTEGER),
+    ("real", _REAL),
+    ("equals", rb"="),
+    ("error", rb"[^\n]"),
 )
 _VALUE_TOKENS = ("id", "string", "integer", "real", "unquoted")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One line that sets something. `value` is None where the line is refused after its name."""
 
     name: str
@@ -58,8 +57,7 @@ class Entry:
     line: int
 
 
-@dataclass(frozen=True)
-class Complaint:
+class Complaint(NamedTuple):
     """What PostgreSQL objects to: its message, and the file and line it blames (None where it names none)."""
 
     message: str
@@ -67,7 +65,6 @@ class Complaint:
     line: int | None
 
 
-@dataclass
 class Reading:
     """What a file and all its includes say, in order.
 
@@ -76,12 +73,13 @@ class Reading:
     for every place where lines were lost for the server itself (an include that failed, a file given up).
     """
 
-    entries: list[Entry] = field(default_factory=list)
-    complaints: list[Complaint] = field(default_factory=list)
-    gaps: list[tuple[int, Unknown]] = field(default_factory=list)
-    failed: list[tuple[int, str]] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    directories: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.complaints: list[Complaint] = []
+        self.gaps: list[tuple[int, Unknown]] = []
+        self.failed: list[tuple[int, str]] = []
+        self.files: list[str] = []
+        self.directories: list[str] = []
 
     def complain(self, message: str, file: str | None, line: int | None, *, lost: bool = True) -> None:
         self.complaints.append(Complaint(message, file, line))
@@ -246,15 +244,17 @@ def _first_wrong(line: bytes) -> tuple[bytes | None, str | None]:
     return text if kind != "end" else None, name
 
 
-def _tokens(line: bytes):  # type: ignore[no-untyped-def]
+def _tokens(line: bytes) -> Iterator[tuple[str, bytes]]:
+    blank = re.compile(rb"(?:[ \t\r]+|#[^\n]*)*")
+    patterns = [(kind, re.compile(pattern)) for kind, pattern in _TOKENS]
     position = 0
     while True:
-        blank = _BLANK.match(line, position)
-        position = blank.end() if blank else position
+        skipped = blank.match(line, position)
+        position = skipped.end() if skipped else position
         if position >= len(line):
             return
         best, kind = b"", "error"
-        for name, pattern in _TOKENS:
+        for name, pattern in patterns:
             found = pattern.match(line, position)
             if found and len(found[0]) > len(best):
                 best, kind = found[0], name

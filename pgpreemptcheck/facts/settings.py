@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pgpreemptcheck.facts import catalogue, conffile
 from pgpreemptcheck.facts.catalogue import Catalogue, Setting
@@ -211,8 +211,7 @@ def parse_real(text: str, unit: str) -> float | None:
     return _in_base_unit(value, rest, unit) if rest else value
 
 
-@dataclass(frozen=True)
-class _Judged:
+class _Judged(NamedTuple):
     """What the server makes of a value: the value, or its message, or why that cannot be said here."""
 
     value: Any = None
@@ -500,11 +499,10 @@ class _Start:
         if not self.errors:
             self.errors += [StartError(c.file, c.line, c.message) for c in complaints]
         stopped = bool(self.errors)
-        last: dict[str, tuple[int, Entry]] = {}
+        last: dict[str, tuple[int, Entry]] = {}  # by spelling: `PORT` does not make the server forget a bad `port`
         for index, entry in enumerate(reading.entries):
-            setting = self.known.find(entry.name)
-            if setting is not None:
-                last[setting.name] = index, entry
+            if entry.name in self.known:
+                last[entry.name] = index, entry
             elif "." not in entry.name and entry.value is not None and not stopped:
                 self.unknown_name(entry.name, entry)
         if self.errors:
@@ -560,7 +558,7 @@ class _Start:
     def unknown_name(self, name: str, entry: Entry | None) -> None:
         """A name that is no setting's: with a dot an extension's, else refused unless this cannot be said."""
         if "." in name:
-            if self.known.major >= 14 and not all(_PART.fullmatch(part) for part in name.split(".")):
+            if self.known.major >= 14 and not _is_custom_name(name):
                 self.refuse(f'invalid configuration parameter name "{name}"', entry)
             return
         why = self.known.undecided_name(name)
@@ -710,7 +708,6 @@ class _Start:
 
 
 _ASK = "ask the server itself, as its owner: postgres -D DIRECTORY -C port"
-_PART = re.compile(r"[A-Za-z_\u0080-\U0010ffff\udc80-\udcff][A-Za-z0-9_$\u0080-\U0010ffff\udc80-\udcff]*")
 _STAGE_STATS = ("log_parser_stats", "log_planner_stats", "log_executor_stats")
 _BACKENDS = ("max_connections", "autovacuum_max_workers", "max_worker_processes", "max_wal_senders")
 _SERVER_PROCESSES = ("max_connections", "autovacuum_worker_slots", "max_worker_processes", "max_wal_senders")
@@ -722,6 +719,12 @@ _RECOVERY_TARGETS = (
     "recovery_target_time",
     "recovery_target_xid",
 )
+
+
+def _is_custom_name(name: str) -> bool:
+    """valid_custom_variable_name: each part is letters, digits, _ and $, the first no digit; all above ASCII counts."""
+    first, rest = r"[^\x00-@\[-^`{-\x7f]", r"[^\x00-#%-/:-@\[-^`{-\x7f]*"
+    return all(re.fullmatch(first + rest, part) for part in name.split("."))
 
 
 def _scaled(setting: Setting, value: Any) -> Any:

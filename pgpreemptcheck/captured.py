@@ -37,9 +37,8 @@ _SOS_PLACES: dict[str, tuple[str, ...]] = {
 """Where sos puts what lies elsewhere on the host (sos report/plugins: kernel.py, host.py, logs.py)."""
 
 _EVIDENCE = (
-    "proc/meminfo", "proc/cmdline", "proc/version", "proc/cpuinfo", "proc/config.gz", "proc/config", "proc/mounts",
-    "proc/sys", "sys/kernel", "sys/devices/system", "boot", "usr/lib/modules", "lib/modules",
-    "etc/os-release", "usr/lib/os-release", "etc/hostname", "etc/postgresql", "var/lib/postgresql", "var/lib/pgsql",
+    "proc", "sys/kernel", "sys/devices/system", "boot", "usr/lib/modules", "lib/modules", "etc/os-release",
+    "usr/lib/os-release", "etc/hostname", "etc/postgresql", "var/lib/postgresql", "var/lib/pgsql",
     "var/log/kern.log", "var/log/messages", "uname.txt", "dmesg.txt", "journal.txt", "sql", "sos_commands",
 )  # fmt: skip
 """What check reads: a root that has none of it is no host."""

@@ -250,7 +250,7 @@ def _barrier(host: Host, processes: Processes) -> Unknown | None:
         return None  # the list of sockets was captured, and has none of a server
     return Unknown(
         "the capture holds no processes, so it does not tell whether a server ran",
-        "capture with pgpreemptcheck collect",
+        "capture /proc/PID of the postmaster too, or run it on the host itself",
     )
 
 

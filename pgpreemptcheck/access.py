@@ -6,6 +6,7 @@ Root reads them in one child per cluster owner (owner.py); anybody else, and cap
 from __future__ import annotations
 
 import json
+import os
 import pwd
 from collections.abc import Mapping
 from typing import Any
@@ -106,7 +107,9 @@ class LiveAccess(Access):
         known = isinstance(postmaster.socket_directories, Known)
         directories = postmaster.socket_directories.value if known else ()  # type: ignore[union-attr]
         port = postmaster.port.value if isinstance(postmaster.port, Known) else 5432
-        return owner.sql(directories=directories or USUAL_SOCKETS, port=port, root=postmaster.root, deep=deep)
+        if not directories:  # /var/run is /run on most hosts: each failed login is a line in the server's log
+            directories = tuple(dict.fromkeys(os.path.realpath(path) for path in USUAL_SOCKETS))
+        return owner.sql(directories=directories, port=port, root=postmaster.root, deep=deep)
 
     def close(self) -> None:
         for owner in self._owners.values():

@@ -341,7 +341,7 @@ def _link(link: Link, facts: Environment, rules: RuleSet) -> LinkState:
     state: LinkStatus = "holds" if value is True else "broken" if value is False else "unknown"
     because = link.because[state].fill(facts)
     if state == "unknown":
-        told = value.reason if value is not UNKNOWN else _gaps(names, facts)
+        told = value.reason if value is not UNKNOWN else _gaps(names[:1], facts)
         because = f"{because} ({told.removeprefix('not known: ')})"
     facts_used = tuple(dict.fromkeys(name for name in names if not name.startswith("threshold.")))
     evidence = _evidence(names, facts, rules.schema)

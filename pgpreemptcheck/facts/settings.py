@@ -105,15 +105,12 @@ _UNITS: dict[str, tuple[tuple[str, float], ...]] = {  # largest first, as memory
 _BYTES = {"B": 1, "kB": 1024, "8kB": 8192, "MB": 1 << 20}
 
 _STRTOL = re.compile(r"[ \t\n\v\f\r]*([+-]?)(?:0[xX]([0-9A-Fa-f]+)|0([0-7]*)|([1-9][0-9]*))", re.A)
-_STRTOD = re.compile(
+_STRTOD = (  # compiled where it is first needed
     r"[ \t\n\v\f\r]*([+-]?(?:0[xX](?:[0-9A-Fa-f]+\.?[0-9A-Fa-f]*|\.[0-9A-Fa-f]+)(?:[pP][+-]?[0-9]+)?"
     r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?"
-    r"|[nN][aA][nN](?:\([A-Za-z0-9_]*\))?))",
-    re.A,
+    r"|[nN][aA][nN](?:\([A-Za-z0-9_]*\))?))"
 )
 _BINARY = re.compile(r"[ \t\n\v\f\r]*[+-]?0[bB][01]", re.A)
-
-_TRUE, _FALSE = "true", "false"
 
 
 def parse_bool(text: str) -> bool | None:
@@ -130,7 +127,7 @@ def parse_bool(text: str) -> bool | None:
 
 def _strtod(text: str) -> tuple[float, int] | None:
     """Return C's strtod: the number and where it ends; None where it finds none or the number is out of range."""
-    found = _STRTOD.match(text)
+    found = re.match(_STRTOD, text)
     if found is None:
         return None
     number = found[1]
@@ -781,8 +778,8 @@ def running(
     def one(name: str) -> Fact[Any]:
         setting = known.find(name)
         fact = given.get(name)
-        if setting is not None and isinstance(fact, Known):
-            return Known(_scaled(setting, fact.value), fact.source)
+        if setting is not None and fact is not None:
+            return Known(_scaled(setting, fact.value), fact.source) if isinstance(fact, Known) else fact
         value: Fact[Any] = getattr(files.settings, name)
         if isinstance(value, Known) and value.source.startswith("not a setting"):
             return value

@@ -154,7 +154,7 @@ def test_boolean(text: str, truth: bool | None) -> None:
         (15, b"fsync = maybe", 'parameter "fsync" requires a Boolean value'),
         (15, b"block_size = 8192", 'parameter "block_size" cannot be changed'),
         (15, b"huge_pages = always", 'invalid value for parameter "huge_pages": "always"'),
-        (15, b"default_with_oids = on", 'invalid value for parameter "default_with_oids": 1'),
+        (15, b"default_with_oids = on", "tables declared WITH OIDS are not supported"),
         (17, b"notify_buffers = 17", 'invalid value for parameter "notify_buffers": 17'),
         (15, b"max_connections = 262143", 'invalid value for parameter "max_connections": 262143'),
         (13, b"huge_page_size = 0", 'unrecognized configuration parameter "huge_page_size" ' + AT),

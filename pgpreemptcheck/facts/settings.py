@@ -228,8 +228,8 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
         truth = parse_bool(text)
         if truth is None:
             return _Judged(message=f'parameter "{shown}" requires a Boolean value')
-        if setting.values is not None and ("on" if truth else "off") not in setting.values:
-            return _Judged(message=f'invalid value for parameter "{setting.name}": {int(truth)}')
+        if setting.values is not None and ("on" if truth else "off") not in setting.values:  # default_with_oids
+            return _Judged(message="tables declared WITH OIDS are not supported")
         if truth and setting.name == "bonjour":
             return _Judged(truth, undecided="a build option decides whether PostgreSQL takes bonjour = on")
         return _Judged(truth)

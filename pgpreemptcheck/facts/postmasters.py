@@ -80,7 +80,7 @@ class Processes:
 
 def _split(cmdline: bytes, *, captured: bool = False) -> list[str]:
     """Return the arguments of a command line; a captured one may have been pasted with spaces between them."""
-    data = cmdline.rstrip(b"\0\n" if captured else b"\0")
+    data = (cmdline.rstrip(b"\n") if captured else cmdline).removesuffix(b"\0")  # an empty argument may be the last
     parts = data.split() if captured and b"\0" not in data else data.split(b"\0")
     return [part.decode("utf-8", "surrogateescape") for part in parts] or [""]
 
@@ -285,6 +285,8 @@ def _lock(host: Host, pid: int, status: dict[str, str], cwd: Fact[str], start: _
     """
     own = {str(pid), (status.get("NSpid") or str(pid)).split()[-1]}
     gap: Unknown | None = None
+    if isinstance(cwd, Unknown):
+        gap = Unknown(f"the working directory of PID {pid} cannot be read", _hint(cwd), cwd.kind)
     for directory in _places(host, pid, cwd, start):
         path = f"{directory}/postmaster.pid"
         # below the directory only: another user's link must not make root open a device

@@ -1,0 +1,806 @@
+"""Clusters: which processes are servers and what they say, data directories that do not run, and what hides others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgpreemptcheck.captured import DirectoryHost
+from pgpreemptcheck.facts import clusters
+from pgpreemptcheck.facts.clusters import Found, Postmaster
+from pgpreemptcheck.host import ContainerHost, LiveHost
+from pgpreemptcheck.values import Known, Unknown
+from tests import servers
+from tests.fakehost import FakeHost
+
+DATA = "/srv/pg/data"
+LOCK = "{pid}\n/srv/pg/data\n1790000000\n5433\n/run/postgresql\nlocalhost\n  5433001         3\nready   \n"
+NAMES = "4026531836"
+
+
+def plain(fact: Any) -> Any:
+    return fact.value if isinstance(fact, Known) else None
+
+
+def process(pid: int, argv: list[str], *, cwd: str | int | None = DATA, **files: Any) -> dict[str, Any]:
+    """Return the files of one process on a live host; `cwd` may be an errno."""
+    base = f"/proc/{pid}"
+    status = f"Name:\tx\nState:\tS (sleeping)\nPPid:\t1\nUid:\t101\t101\t101\t101\nNSpid:\t{pid}\n"
+    made: dict[str, Any] = {
+        f"{base}/cmdline": "\0".join(argv) + "\0",
+        f"{base}/status": status,
+        f"{base}/exe": ("->", argv[0]),
+        **{f"{base}/{name}": content for name, content in files.items()},
+    }
+    if cwd is not None:
+        made[f"{base}/cwd"] = ("->", cwd) if isinstance(cwd, str) else cwd
+    if isinstance(cwd, str) and f"{cwd}/postmaster.pid" in files:
+        made[f"{cwd}/postmaster.pid"] = made.pop(f"{base}/{cwd}/postmaster.pid")
+    return made
+
+
+class Host(FakeHost):
+    """A live host of dict entries, on which /proc/PID/cwd can be gone through."""
+
+    def _entry(self, path: str) -> Any:
+        parts = path.split("/")
+        if len(parts) > 4 and parts[3] == "cwd":
+            link = self.files.get("/".join(parts[:4]))
+            if isinstance(link, tuple):
+                return super()._entry("/".join([link[1], *parts[4:]]))
+        return super()._entry(path)
+
+
+def host(*parts: dict[str, Any], live: bool = True) -> FakeHost:
+    files = {"/proc/1/cmdline": "/sbin/init\0", "/proc/1/status": "State:\tS\nPPid:\t0\n", "/proc/2/cmdline": ""}
+    files["/proc/self/ns/pid"] = ("->", f"pid:[{NAMES}]")  # type: ignore[assignment]
+    for part in parts:
+        files.update(part)
+    return Host(files, live=live)
+
+
+def lock(pid: int) -> dict[str, Any]:
+    return {f"{DATA}/postmaster.pid": LOCK.format(pid=pid)}
+
+
+def only(found: Found) -> Postmaster:
+    assert len(found.running) == 1, found
+    return found.running[0]
+
+
+# which processes are servers ---------------------------------------------------------------------
+
+SERVER = "/usr/lib/postgresql/15/bin/postgres"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [SERVER, "-D", DATA],
+        [SERVER, f"-D{DATA}"],
+        ["postgres", "-c", f"config_file={DATA}/postgresql.conf"],
+        ["postgres", f"--config-file={DATA}/postgresql.conf"],
+        ["/usr/bin/postmaster", "-D", DATA, "-p", "5433"],
+        ["/usr/edb/as15/bin/edb-postgres", "-D", DATA],
+        ["/usr/pgsql-9.6/bin/postmaster", "-D", DATA],
+        ["/nix/store/x/bin/.postgres-wrapped", "-D", DATA],
+        ["/lib64/ld-linux-x86-64.so.2", SERVER, "-D", DATA],
+        ["/lib/ld-musl-aarch64.so.1", "--library-path", "/x", SERVER, "-D", DATA],
+    ],
+)
+def test_a_server_start_is_known_by_its_command_line(argv: list[str]) -> None:
+    """As another user sees it: neither working directory nor environment nor program can be read."""
+    for cwd in (errno.EACCES, DATA):
+        more = {"exe": errno.EACCES, "environ": errno.EACCES} if cwd == errno.EACCES else {}
+        found = clusters.find(host(process(40, argv, cwd=cwd, **more)))
+        assert only(found).pid == 40
+        assert "ld-" not in only(found).argv[0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["postgres: 15/main: checkpointer "],
+        ["postgres: walwriter"],
+        ["edb-postgres: logger "],
+        [SERVER, "--single", "-D", DATA, "postgres"],
+        [SERVER, "--boot", "-D", DATA],
+        [SERVER, "--check", "-D", DATA],
+        [SERVER, "--describe-config"],
+        [SERVER, "-D", DATA, "-C", "shared_buffers"],
+        [SERVER, "-C", "data_directory", "-D", DATA],
+        [SERVER, f"-D{DATA}", "-Cshared_buffers"],
+        [SERVER, "-V"],
+        [SERVER, "--version"],
+        ["/usr/bin/psql", "-h", "/run/postgresql", "postgres"],
+        ["postgres_exporter", "-D", DATA],
+        ["/usr/bin/pgbouncer", "-d", "/etc/pgbouncer/pgbouncer.ini"],
+        ["sudo", "-u", "postgres", SERVER, "-D", DATA],
+        ["pg_ctl", "start", "-D", DATA],
+        ["sh", "-c", f"exec {SERVER} -D {DATA}"],
+        ["java", "-Dpostgres=1", "-D", DATA],
+        ["postgres"],
+        ["postgres", "-h", "db1"],
+    ],
+)
+def test_other_processes_are_none(argv: list[str]) -> None:
+    assert clusters.find(host(process(40, argv, environ="HOME=/x\0"))).running == ()
+    assert clusters.find(host(process(40, argv, cwd="/", exe=errno.EACCES))).running == ()
+
+
+def test_a_client_that_calls_itself_postgres_is_known_by_its_program() -> None:
+    client = process(40, ["postgres", "-D", "x"], exe=("->", "/usr/bin/psql"))
+    assert clusters.find(host(client)).running == ()
+
+
+@pytest.mark.parametrize("argv", [["/opt/wrap/mydb", "-D", DATA], ["qemu-aarch64", "/x/postgres", "-D", DATA]])
+def test_a_wrapped_server_is_known_by_the_lock_file_in_its_working_directory(argv: list[str]) -> None:
+    assert only(clusters.find(host(process(40, argv), lock(40)))).data_directory == Known(DATA, "/proc/40/cwd")
+    assert clusters.find(host(process(40, argv), lock(41))).running == ()
+
+
+def test_inside_of_a_pid_namespace_the_lock_file_has_the_inner_number() -> None:
+    status = "State:\tS\nPPid:\t39\nUid:\t999\t999\t999\t999\nNSpid:\t40\t1\n"
+    found = clusters.find(host(process(40, ["wrap", "-D", DATA], status=status), lock(1)))
+    assert plain(only(found).port) == 5433
+
+
+def test_a_child_that_has_not_renamed_itself_is_no_server() -> None:
+    child = "State:\tR\nPPid:\t40\nUid:\t101\t101\t101\t101\nNSpid:\t41\n"
+    argv = [SERVER, "-D", DATA]
+    for cwd in (DATA, errno.EACCES):
+        both = host(process(40, argv, cwd=cwd), process(41, argv, cwd=cwd, status=child), lock(40))
+        assert only(clusters.find(both)).pid == 40
+
+
+def test_a_server_below_another_server_s_process_is_its_own_cluster() -> None:
+    child = "State:\tS\nPPid:\t40\nUid:\t101\t101\t101\t101\nNSpid:\t41\n"
+    both = host(
+        process(40, [SERVER, "-D", DATA]),
+        process(41, [SERVER, "-D", "/srv/other"], cwd="/srv/other", status=child),
+        lock(40),
+    )
+    assert [p.pid for p in clusters.find(both).running] == [40, 41]
+
+
+def test_pgdata_of_the_environment_is_the_shape_of_a_start() -> None:
+    found = clusters.find(host(process(40, ["postgres"], environ=f"PGDATA={DATA}\0PGPORT=5555\0")))
+    assert plain(only(found).config_file) == f"{DATA}/postgresql.conf"
+    assert only(found).port == Known(5555, "/proc/40/environ (PGPORT)", "inferred")
+    assert only(found).data_directory == Known(DATA, "/proc/40/environ (PGDATA)", "inferred")
+
+
+def test_where_nothing_else_can_be_read_its_children_show_a_server() -> None:
+    secret = {"exe": errno.EACCES, "environ": errno.EACCES}
+    child = "State:\tS\nPPid:\t40\n"
+    lone = process(40, ["postgres"], cwd=errno.EACCES, **secret)
+    assert clusters.find(host(lone)).running == ()
+    postmaster = only(clusters.find(host(lone, process(41, ["postgres: checkpointer "], status=child))))
+    for fact in (postmaster.data_directory, postmaster.config_file, postmaster.port):
+        assert isinstance(fact, Unknown) and fact.reason and fact.hint == "run as root or as the owner of the cluster"
+
+
+@pytest.mark.parametrize("state", ["Z (zombie)", "X (dead)"])
+def test_the_dead_vanish_quietly(state: str) -> None:
+    dead = process(40, [SERVER, "-D", DATA], status=f"State:\t{state}\nPPid:\t1\n")
+    assert clusters.find(host(dead)) == Found((), (), None)
+    gone = {"/proc/41/cmdline": errno.ESRCH, "/proc/42/cmdline": f"{SERVER}\0-D\0{DATA}\0"}  # no status any more
+    assert clusters.find(host(gone)) == Found((), (), None)
+
+
+# what a server says ------------------------------------------------------------------------------
+
+
+def test_everything_of_a_debian_server() -> None:
+    conf = "/etc/postgresql/15/main/postgresql.conf"
+    cgroup = "0::/system.slice/system-postgresql.slice/postgresql@15-main.service\n"
+    argv = [SERVER, "-D", DATA, "-c", f"config_file={conf}"]
+    seen = host(
+        process(40, argv, cgroup=cgroup),
+        lock(40),
+        {
+            conf: f"data_directory = '{DATA}'\n",
+            "/etc/postgresql/15/main/start.conf": "# auto\n\nauto\n",
+            "/etc/systemd/system/multi-user.target.wants/postgresql.service": "",
+            f"{DATA}/PG_VERSION": "15\n",
+        },
+    )
+    found = clusters.find(seen)
+    postmaster = only(found)
+    assert found.stopped == () and found.concealed is None
+    assert postmaster.argv == tuple(argv) and plain(postmaster.uid) == 101
+    assert plain(postmaster.data_directory) == DATA and plain(postmaster.config_file) == conf
+    assert postmaster.port == Known(5433, "/srv/pg/data/postmaster.pid line 4".replace("/srv/pg/data", "/proc/40/cwd"))
+    assert plain(postmaster.socket_directories) == ("/run/postgresql",)
+    assert plain(postmaster.started) == 1790000000
+    assert (postmaster.root, postmaster.container, postmaster.fork) == (None, None, None)
+    assert clusters.major(seen, seen, postmaster) == Known(15, f"{DATA}/PG_VERSION")
+    assert plain(clusters.starts_at_boot(seen, postmaster)) is True
+
+
+@pytest.mark.parametrize(
+    ("options", "port", "sockets"),
+    [
+        (["-p", "6000", "-k", "/a, /b"], 6000, ("/a", "/b")),
+        (["-p6000", "-k/a"], 6000, ("/a",)),
+        (["-ip", "6000"], 6000, None),
+        (["-c", "port=6000", "-c", 'unix_socket_directories="/a b"'], 6000, ("/a b",)),
+        (["--port=6000", "--unix-socket-directories="], 6000, ()),
+        (["-p", "6000", "-c", "PORT=6001"], 6001, None),
+        (["-c", "port=6001", "-p", "6000"], 6000, None),
+        (["-B", "-p", "-p", "6000"], 6000, None),
+        (["-p", "x"], None, None),
+        (["-p"], None, None),
+    ],
+)
+def test_port_and_sockets_of_the_command_line(options: list[str], port: int | None, sockets: Any) -> None:
+    postmaster = only(clusters.find(host(process(40, [SERVER, "-D", DATA, *options], environ=""))))
+    assert plain(postmaster.port) == port
+    assert plain(postmaster.socket_directories) == sockets
+
+
+@pytest.mark.parametrize(
+    ("options", "cwd", "data", "config"),
+    [
+        (["-D", "data"], DATA, DATA, f"{DATA}/postgresql.conf"),
+        (["-D", "../pg/data/"], DATA, DATA, f"{DATA}/postgresql.conf"),
+        (["-D", "./data"], DATA, DATA, f"{DATA}/postgresql.conf"),
+        (["-D", "conf"], DATA, DATA, None),
+        (["-D", "/srv//pg/./data/"], DATA, DATA, f"{DATA}/postgresql.conf"),
+        (["-D", "/etc/pg", "-c", f"data_directory={DATA}"], DATA, DATA, "/etc/pg/postgresql.conf"),
+        (["-D", "/etc/pg", f"--data-directory={DATA}/"], errno.EACCES, DATA, "/etc/pg/postgresql.conf"),
+        (["-D", "/etc/pg"], DATA, DATA, "/etc/pg/postgresql.conf"),
+        (["-D", DATA, "-c", "config_file=/etc/x.conf"], errno.EACCES, DATA, "/etc/x.conf"),
+        (["-D", "data"], errno.EACCES, None, None),
+        (["-D", "/a", "-D", DATA], DATA, DATA, f"{DATA}/postgresql.conf"),
+    ],
+)
+def test_directories(options: list[str], cwd: Any, data: str | None, config: str | None) -> None:
+    postmaster = only(clusters.find(host(process(40, [SERVER, *options], cwd=cwd), lock(40))))
+    assert plain(postmaster.data_directory) == data
+    assert plain(postmaster.config_file) == config
+
+
+@pytest.mark.parametrize(
+    ("argv0", "exe", "fork"),
+    [
+        (SERVER, SERVER, None),
+        (SERVER, f"{SERVER} (deleted)", None),
+        ("postgres", "/usr/edb/as15/bin/edb-postgres", "edb-postgres"),
+        ("/usr/edb/as15/bin/edb-postgres", "/usr/edb/as15/bin/edb-postgres", "edb-postgres"),
+        ("/usr/local/gauss/bin/gaussdb", "/usr/local/gauss/bin/gaussdb", "gaussdb"),
+    ],
+)
+def test_forks(argv0: str, exe: str, fork: str | None) -> None:
+    found = clusters.find(host(process(40, [argv0, "-D", DATA], exe=("->", exe)), lock(40)))
+    assert only(found).fork == fork
+
+
+@pytest.mark.parametrize(
+    ("exe", "expected"),
+    [
+        ("/usr/lib/postgresql/15/bin/postgres", 15),
+        ("/usr/pgsql-16/bin/postgres", 16),
+        ("/usr/pgsql-9.6/bin/postmaster", 9),
+        ("/usr/edb/as15/bin/edb-postgres", 15),
+        ("/opt/pg-17.4/bin/postgres", 17),
+        ("/usr/bin/postgres", None),
+        ("/usr/lib/x86/12/postgres", None),
+    ],
+)
+def test_without_pg_version_the_program_s_path_suggests_the_major(exe: str, expected: int | None) -> None:
+    seen = host(process(40, [exe, "-D", DATA]), {f"{DATA}/PG_VERSION": errno.EACCES})
+    found = clusters.major(seen, seen, only(clusters.find(seen)))
+    assert plain(found) == expected
+    assert isinstance(found, Unknown) or found.certainty == "inferred"
+
+
+@pytest.mark.parametrize(("text", "value"), [("15\n", "15"), ("9.6\n", "9.6"), ("", None), ("x", None), ("1²\n", None)])
+def test_version(text: str, value: str | None) -> None:
+    assert plain(clusters.version(FakeHost({"/d/PG_VERSION": text}), "/d")) == value
+
+
+ID = "0123456789ab" + "c" * 52
+UID = "pod1234abcd-0000-4000-8000-000000000001"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (f"/system.slice/docker-{ID}.scope", "docker-0123456789ab"),
+        (f"/docker/{ID}", "docker-0123456789ab"),
+        (f"/kubepods/burstable/{UID}/{ID}", "kubepods-0123456789ab"),
+        (f"/kubepods.slice/kubepods-{UID}.slice/cri-containerd-{ID}.scope", "cri-containerd-0123456789ab"),
+        (f"/kubepods.slice/kubepods-{UID}.slice/crio-{ID}.scope/container", "crio-0123456789ab"),
+        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope", "libpod-0123456789ab"),
+        (f"/machine.slice/libpod-{ID}.scope/container", "libpod-0123456789ab"),
+        ("/lxc.payload.db1/system.slice/postgresql.service", "lxc-db1"),
+        ("/lxc/db1", "lxc-db1"),
+        ("/machine.slice/machine-db\\x2d1.scope/payload/system.slice", "machine-db-1"),
+        ("/machine.slice/systemd-nspawn@db1.service/payload", "machine-db1"),
+        ("/system.slice/postgresql-15.service", None),
+        ("/user.slice/user-1000.slice/session-3.scope", "pid 40"),
+        ("/", "pid 40"),
+    ],
+)
+def test_another_mount_namespace_is_a_container_or_a_service_with_mounts_of_its_own(path: str, name: Any) -> None:
+    spaces = {
+        "/proc/self/ns/mnt": ("->", "mnt:[1]"),
+        "/proc/40/ns/mnt": ("->", "mnt:[2]"),
+        "/proc/40/root": ("->", "/"),
+    }
+    found = clusters.find(host(process(40, [SERVER, "-D", DATA], cgroup=f"0::{path}\n"), lock(40), spaces))
+    assert (only(found).root, only(found).container) == ("/proc/40/root", name)
+    spaces["/proc/40/ns/mnt"] = ("->", "mnt:[1]")
+    found = clusters.find(host(process(40, [SERVER, "-D", DATA], cgroup=f"0::{path}\n"), lock(40), spaces))
+    assert (only(found).root, only(found).container) == (None, None)
+
+
+def test_a_changed_root_is_left_out_of_the_data_directory() -> None:
+    argv = [SERVER, "-D", "/data"]
+    files = {"/jail/data/postmaster.pid": LOCK.format(pid=40), "/proc/40/root": ("->", "/jail")}
+    postmaster = only(clusters.find(host(process(40, argv, cwd="/jail/data"), files)))
+    assert (plain(postmaster.data_directory), postmaster.root) == ("/data", "/proc/40/root")
+
+
+# captures ----------------------------------------------------------------------------------------
+
+
+def capture(tmp_path: Path, files: dict[str, str]) -> DirectoryHost:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return DirectoryHost(str(tmp_path))
+
+
+def test_a_captured_server(tmp_path: Path) -> None:
+    seen = capture(
+        tmp_path,
+        {
+            "proc/40/cmdline": "/lib64/ld-linux-x86-64.so.2\0postgres\0-D\0/d\0-p\0005444\0",
+            "proc/40/status": "Name:\tld-linux\nPPid:\t1\nUid:\t26\t26\t26\t26\n",
+            "proc/40/cwd.txt": "/d\n",
+            "proc/40/exe.txt": "/lib64/ld-linux-x86-64.so.2\n",
+            "proc/40/cgroup": f"0::/system.slice/docker-{ID}.scope\n",
+            "proc/40/stat": "40 (a b) c) S " + " ".join(["0"] * 18) + " 250 0\n",
+            "proc/stat": "cpu 1 2\nbtime 1790000000\n",
+            "d/PG_VERSION": "14\n",
+        },
+    )
+    postmaster = only(clusters.find(seen))
+    assert plain(postmaster.data_directory) == "/d" and plain(postmaster.port) == 5444
+    assert plain(postmaster.uid) == 26 and plain(postmaster.started) == 1790000002.5
+    assert postmaster.container == "docker-0123456789ab" and postmaster.root is None
+    assert plain(clusters.major(seen, seen, postmaster)) == 14
+
+
+def test_a_captured_command_line_pasted_with_spaces(tmp_path: Path) -> None:
+    seen = capture(tmp_path, {"proc/40/cmdline": f"{SERVER} -D /d -c port=6000\n", "proc/40/cwd.txt": "/d"})
+    assert plain(only(clusters.find(seen)).port) == 6000
+
+
+def test_a_capture_without_processes_does_not_say_that_none_ran(tmp_path: Path) -> None:
+    seen = capture(tmp_path, {"proc/meminfo": "MemTotal: 1 kB\n"})
+    concealed = clusters.find(seen).concealed
+    assert concealed is not None and "no processes" in concealed.reason
+    seen = capture(tmp_path, {"proc/net/unix": "Num       RefCount Protocol Flags    Type St Inode Path\n"})
+    assert clusters.find(seen) == Found((), (), None)
+    seen = capture(tmp_path, {"d/PG_VERSION": "15\n", "d/postmaster.pid": "40\n"})
+    found = clusters.find(seen, ["/d"])
+    assert found.concealed is not None and "/d/postmaster.pid" in found.concealed.reason
+
+
+# what cannot be seen -----------------------------------------------------------------------------
+
+UNIX = (
+    "Num       RefCount Protocol Flags    Type St Inode Path\n"
+    "0000000000000000: 00000002 00000000 {flags} 0001 01 {inode} {path}\n"
+    "0000000000000000: 00000003 00000000 00000000 0001 03 23712\n"
+)
+
+
+def listens(path: str = "/run/postgresql/.s.PGSQL.5433", inode: int = 777, flags: str = "00010000") -> dict[str, Any]:
+    return {"/proc/net/unix": UNIX.format(path=path, inode=inode, flags=flags)}
+
+
+def test_a_socket_without_a_visible_server_conceals_one() -> None:
+    for live in (True, False):
+        found = clusters.find(host(listens(), live=live))
+        assert found.running == () and found.concealed is not None
+        assert "/run/postgresql/.s.PGSQL.5433" in found.concealed.reason and found.concealed.hint
+    assert clusters.find(host(listens(flags="00000000"))).concealed is None  # connected, not listening
+    assert clusters.find(host(listens("/run/.s.PGSQL.5433.lock"))).concealed is None
+
+
+def test_a_visible_server_explains_its_own_socket_only() -> None:
+    server = process(40, [SERVER, "-D", DATA])
+    assert clusters.find(host(server, lock(40), listens())).concealed is None
+    concealed = clusters.find(host(server, lock(40), listens("/tmp/.s.PGSQL.6543"))).concealed
+    assert concealed is not None and "6543" in concealed.reason
+    mute = process(40, [SERVER, "-D", DATA], cwd=errno.EACCES, environ=errno.EACCES)  # its port is not known
+    secret = {f"{DATA}/postmaster.pid": errno.EACCES}
+    assert clusters.find(host(mute, secret, listens("/tmp/.s.PGSQL.6543"))).concealed is None
+
+
+def test_a_pooler_seen_to_hold_the_socket_conceals_nothing() -> None:
+    pooler = process(50, ["/usr/sbin/pgbouncer", "x.ini"], cwd="/", **{"fd/7": ("->", "socket:[777]")})
+    assert clusters.find(host(pooler, listens())) == Found((), (), None)
+    other = process(50, ["/usr/sbin/pgbouncer", "x.ini"], cwd="/", **{"fd/7": ("->", "socket:[778]")})
+    assert clusters.find(host(other, listens())).concealed is not None
+
+
+def test_a_server_under_another_name_is_found_by_its_socket() -> None:
+    renamed = process(50, ["/opt/mydb"])
+    found = clusters.find(host(renamed, {"/proc/50/fd/7": ("->", "socket:[777]")}, lock(50), listens()))
+    assert (only(found).pid, only(found).fork, found.concealed) == (50, "mydb", None)
+
+
+@pytest.mark.parametrize("option", ["hidepid=2", "hidepid=invisible", "hidepid=1", "hidepid=ptraceable"])
+def test_hidepid(option: str) -> None:
+    mounts = {"/proc/self/mounts": f"proc /proc proc rw,relatime,{option} 0 0\n"}
+    hidden = Host({**mounts, "/proc/99/cmdline": "x\0", "/proc/self/ns/pid": ("->", f"pid:[{NAMES}]")}, live=True)
+    concealed = clusters.find(hidden).concealed
+    assert concealed is not None and option in concealed.reason and concealed.kind == "permission"
+    assert clusters.find(host(mounts)).concealed is None  # PID 1 is seen: it does not hold for this user
+    refused = clusters.find(host(mounts, {"/proc/1/cmdline": errno.EACCES})).concealed
+    assert refused is not None
+
+
+def test_hidepid_off_and_other_mounts() -> None:
+    for line in (
+        "proc /proc proc rw,hidepid=0 0 0",
+        "proc /mnt/proc proc rw,hidepid=2 0 0",
+        "x /proc ext4 hidepid=2 0 0",
+    ):
+        seen = Host({"/proc/self/mounts": line, "/proc/99/cmdline": "x\0"}, live=True)
+        assert clusters.find(seen).concealed is None
+
+
+def test_a_pid_namespace_of_its_own() -> None:
+    concealed = clusters.find(host({"/proc/self/ns/pid": ("->", "pid:[4026532201]")})).concealed
+    assert concealed is not None and "PID namespace" in concealed.reason
+    server = process(40, [SERVER, "-D", DATA])
+    assert clusters.find(host(server, {"/proc/self/ns/pid": ("->", "pid:[4026532201]")})).concealed is None
+
+
+# clusters that do not run ------------------------------------------------------------------------
+
+ETC = "/etc/postgresql/15/main"
+WANTS = "/etc/systemd/system/multi-user.target.wants"
+
+
+def debian(**more: str) -> dict[str, Any]:
+    return {
+        f"{ETC}/postgresql.conf": "#data_directory = '/x'\nData_Directory = '/srv/it''s'  # here\nport = 5432\n",
+        "/srv/it's/PG_VERSION": "15\n",
+        **{f"{ETC}/{name}": text for name, text in more.items()},
+    }
+
+
+def test_a_debian_cluster() -> None:
+    options = {"pg_ctl.conf": "# options\npg_ctl_options = '-w -o \"-c work_mem=8MB -B 100\" -t 90'\n"}
+    found = clusters.find(host(debian(**options)))
+    (cluster,) = found.stopped
+    assert cluster.data_directory == "/srv/it's" and plain(cluster.config_file) == f"{ETC}/postgresql.conf"
+    assert cluster.where == "/etc/postgresql"
+    assert cluster.argv == (
+        *("postgres", "-D", "/srv/it's", "-c", f"config_file={ETC}/postgresql.conf"),
+        *("-c", "work_mem=8MB", "-B", "100"),
+    )
+    assert plain(clusters.version(host(debian()), cluster.data_directory)) == "15"
+
+
+@pytest.mark.parametrize(
+    ("word", "enabled", "expected"),
+    [
+        ("auto", ["postgresql.service"], True),
+        ("auto", ["ssh.service"], False),
+        ("auto", ["postgresql@15-main.service"], True),
+        ("auto", [], True),  # no systemd: the init script starts it
+        ("manual", ["postgresql.service"], False),
+        ("manual", ["postgresql@15-main.service"], True),
+        ("disabled", ["postgresql@15-main.service"], False),
+        ("yes", ["postgresql.service"], None),
+        (None, ["postgresql.service"], True),
+    ],
+)
+def test_whether_a_debian_cluster_starts_at_boot(word: str | None, enabled: list[str], expected: bool | None) -> None:
+    files = debian(**({"start.conf": f"# comment\n{word}\n"} if word else {}))
+    seen = host(files, {f"{WANTS}/{unit}": "" for unit in enabled})
+    (cluster,) = clusters.find(seen).stopped
+    assert plain(cluster.starts_at_boot) is expected
+    assert plain(clusters.starts_at_boot(seen, cluster)) is expected
+
+
+def test_debian_configuration_left_behind_is_no_cluster() -> None:
+    files = {f"{ETC}/postgresql.conf": "port = 5432\n"}
+    assert clusters.find(host(files)).stopped == ()
+    (cluster,) = clusters.find(host(files, live=False)).stopped  # a capture may hold only the configuration
+    assert cluster.data_directory == "/var/lib/postgresql/15/main"
+
+
+@pytest.mark.parametrize(
+    ("directory", "unit"),
+    [("/var/lib/pgsql/data", "postgresql.service"), ("/var/lib/pgsql/16/data", "postgresql-16.service")],
+)
+def test_red_hat_and_suse(directory: str, unit: str) -> None:
+    for enabled in (unit, "sshd.service"):
+        files = {f"{directory}/PG_VERSION": "16\n", f"{WANTS}/{enabled}": ""}
+        (cluster,) = clusters.find(host(files)).stopped
+        assert (cluster.data_directory, cluster.where) == (directory, "/var/lib/pgsql")
+        assert plain(cluster.config_file) == f"{directory}/postgresql.conf"
+        assert plain(cluster.starts_at_boot) is (enabled == unit)
+
+
+@pytest.mark.parametrize(
+    "line", ["Environment=PGDATA=/srv/db/", 'Environment="PGDATA=/srv/db"', "Environment=A=b PGDATA=/srv/db"]
+)
+def test_a_unit_s_own_pgdata(line: str) -> None:
+    unit = f"[Service]\n#Environment=PGDATA=/old\n{line}\n"
+    for place in ("postgresql-16.service", "postgresql-16.service.d/override.conf"):
+        files = {f"/etc/systemd/system/{place}": unit, "/srv/db/PG_VERSION": "16\n"}
+        files[f"{WANTS}/postgresql-16.service"] = ""
+        (cluster,) = clusters.find(host(files)).stopped
+        assert (cluster.data_directory, plain(cluster.starts_at_boot)) == ("/srv/db", True)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_no_cluster() -> None:
+    concealed = clusters.find(host({"/var/lib/pgsql": errno.EACCES})).concealed
+    assert concealed is not None and "/var/lib/pgsql" in concealed.reason and concealed.kind == "permission"
+
+
+def test_pgdata_adds_a_data_directory_or_a_configuration_directory() -> None:
+    (cluster,) = clusters.find(host({"/d/PG_VERSION": "15\n", "/d/postgresql.conf": ""}), ["/d/"]).stopped
+    assert (cluster.data_directory, plain(cluster.config_file), cluster.where) == (
+        "/d",
+        "/d/postgresql.conf",
+        "--pgdata",
+    )
+    conf = {"/c/postgresql.conf": "data_directory = /d # x\n", "/d/PG_VERSION": "15\n"}
+    (cluster,) = clusters.find(host(conf), ["/c"]).stopped
+    assert (cluster.data_directory, plain(cluster.config_file)) == ("/d", "/c/postgresql.conf")
+    (cluster,) = clusters.find(host(debian()), ["/srv/it's"]).stopped  # Debian's own configuration is used for it
+    assert plain(cluster.config_file) == f"{ETC}/postgresql.conf"
+    (cluster,) = clusters.find(host({}), ["/nowhere"]).stopped
+    assert isinstance(cluster.config_file, Unknown) and isinstance(cluster.uid, Unknown)
+
+
+@pytest.mark.parametrize("given", [DATA, "/link", f"{DATA}/", "/c"])
+def test_a_running_cluster_is_not_listed_again(given: str) -> None:
+    argv = [SERVER, "-D", "/c"]
+    links = {"/link": ("->", DATA), "/c/postgresql.conf": f"data_directory = '{DATA}'\n", f"{DATA}/PG_VERSION": "15\n"}
+    found = clusters.find(host(process(40, argv), lock(40), links), [given])
+    assert len(found.running) == 1 and found.stopped == ()
+
+
+# real servers ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def cluster(server: servers.Server) -> Iterator[str]:
+    with servers.private_directory() as folder:
+        data = f"{folder}/data"
+        server.initdb(data)
+        yield data
+
+
+def find_pid(pid: int, found: Found) -> Postmaster:
+    return next(p for p in found.running if p.pid == pid)
+
+
+def as_user(uid: int, work: Callable[[], Any]) -> Any:
+    """Return what `work` returns (as JSON) in a child that is another user."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            os.write(writer, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can look at another user's server, and become another user")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", servers.MAJORS)
+def test_a_running_server_of_every_major(major: int) -> None:
+    server = servers.require(major)
+    with cluster(server) as data:
+        before = time.time()
+        with server.start(data) as running:
+            host_ = LiveHost()
+            # sessions at hand, so that backends can be mistaken
+            with contextlib.closing(socket.socket(socket.AF_UNIX)) as session:
+                session.connect(f"{data}/.s.PGSQL.{running.port}")
+                found = clusters.find(host_, [data])
+            postmaster = find_pid(running.pid, found)
+            assert [p.pid for p in found.running if plain(p.data_directory) == data] == [running.pid]
+            assert data not in [c.data_directory for c in found.stopped]
+            assert plain(postmaster.config_file) == f"{data}/postgresql.conf"
+            assert plain(postmaster.port) == running.port
+            assert plain(postmaster.socket_directories) == (data,)
+            assert plain(postmaster.uid) == servers.server_user().pw_uid
+            assert plain(clusters.major(host_, host_, postmaster)) == major
+            assert before - 0.1 <= plain(postmaster.started) <= time.time()
+            assert (postmaster.root, postmaster.container, postmaster.fork) == (None, None, None)
+        assert running.pid not in [p.pid for p in clusters.find(host_).running]
+
+
+@pytest.mark.slow
+def test_a_server_as_nobody_and_as_its_owner() -> None:
+    need_root()
+    server = servers.require(15)
+    with cluster(server) as data, server.start(data, env={"PGPORT": "1"}, argv=None) as running:
+
+        def look() -> list[Any]:
+            found = clusters.find(LiveHost())
+            p = find_pid(running.pid, found)
+            return [plain(p.data_directory), plain(p.port), isinstance(p.socket_directories, Known)]
+
+        for uid in (65534, servers.server_user().pw_uid):
+            assert as_user(uid, look) == [data, running.port, True]
+
+
+@pytest.mark.slow
+def test_a_server_started_through_the_loader_with_a_relative_path() -> None:
+    server = servers.require("system-15")
+    loader = "/lib64/ld-linux-x86-64.so.2"
+    if not os.path.exists(loader):
+        pytest.skip(f"no {loader}")
+    with cluster(server) as data:
+        argv = [loader, server.program("postgres"), "-D", os.path.relpath(data, "/"), "-k", data, "-h", ""]
+        with server.start(data, argv=argv) as running:
+            assert os.path.basename(os.readlink(f"/proc/{running.pid}/exe")).startswith("ld")
+            postmaster = find_pid(running.pid, clusters.find(LiveHost()))
+            assert plain(postmaster.data_directory) == data
+            assert plain(postmaster.config_file) == f"{data}/postgresql.conf"
+            assert postmaster.argv == tuple(argv[1:]) and postmaster.fork is None
+
+
+@pytest.mark.slow
+def test_a_server_in_a_mount_namespace_and_pid_namespace_of_its_own() -> None:
+    """As a container runtime starts it: other mounts, PID 1 inside; its files are read through its own root."""
+    need_root()
+    if shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        pytest.skip("no unshare and setpriv (util-linux)")
+    server = servers.require(15)
+    user = servers.server_user()
+    with cluster(server) as data:
+        inner = "/mnt/pgpreemptcheck-test"
+        os.makedirs(inner, exist_ok=True)
+        script = (
+            f"mount --bind {data} {inner} && cd / && exec setpriv --reuid={user.pw_uid} --regid={user.pw_gid} "
+            f"--clear-groups {server.program('postgres')} -D {inner} -k {inner} -h '' -p {servers.free_port()}"
+        )
+        with open(f"{data}/server.log", "wb") as log:
+            outer = subprocess.Popen(
+                ["unshare", "-m", "-p", "--fork", "--kill-child", "sh", "-c", script], stdout=log, stderr=log
+            )
+        try:
+            deadline = time.monotonic() + 30
+            while "ready" not in (
+                Path(f"{data}/postmaster.pid").read_text() if os.path.exists(f"{data}/postmaster.pid") else ""
+            ):
+                assert time.monotonic() < deadline and outer.poll() is None, Path(f"{data}/server.log").read_text()
+                time.sleep(0.05)
+            found = clusters.find(LiveHost())
+            (postmaster,) = (p for p in found.running if plain(p.data_directory) == inner)
+            assert Path(f"{data}/postmaster.pid").read_text().split("\n")[0] == "1" != str(postmaster.pid)
+            assert postmaster.root == f"/proc/{postmaster.pid}/root"
+            assert postmaster.container == f"pid {postmaster.pid}"
+            assert not os.path.exists(f"{inner}/PG_VERSION")
+            files = ContainerHost(postmaster.root)
+            assert plain(clusters.major(LiveHost(), files, postmaster)) == 15
+            assert plain(postmaster.port) is not None
+        finally:
+            for left in clusters.find(LiveHost()).running:  # the change of user let go of --kill-child
+                if plain(left.data_directory) == inner:
+                    os.kill(left.pid, signal.SIGQUIT)
+            try:
+                outer.wait(20)
+            except subprocess.TimeoutExpired:
+                outer.kill()
+                outer.wait()
+            os.rmdir(inner)
+
+
+@pytest.mark.slow
+def test_root_without_ptrace_rights_sees_a_server_whole() -> None:
+    """As in most containers: root may not read the working directory and environment of another user's process."""
+    need_root()
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv (util-linux)")
+    server = servers.require(15)
+    with cluster(server) as data:
+        argv = [server.program("postgres"), "-k", data, "-h", "", "-p", str(servers.free_port())]
+        with server.start(data, argv=argv, env={"PGDATA": data}) as running:
+            code = (
+                "import os, sys; from pgpreemptcheck.facts import clusters; from pgpreemptcheck.host import LiveHost\n"
+                f"try: os.readlink('/proc/{running.pid}/cwd')\n"
+                "except PermissionError: print('refused')\n"
+                f"p = next(p for p in clusters.find(LiveHost()).running if p.pid == {running.pid})\n"
+                "print(p.data_directory.value, p.port.value, p.config_file.value)"
+            )
+            less = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+            root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+            done = subprocess.run(
+                [*less, sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.stdout.split() == [
+                "refused",
+                data,
+                argv[-1],
+                f"{data}/postgresql.conf",
+            ], done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_hidepid_on_the_real_kernel() -> None:
+    """Under hidepid=2 another user sees no postmaster, and /proc/net/unix still lists its socket (with a mount of /proc
+    in a namespace of our own, so that the host's is left alone)."""
+    need_root()
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare (util-linux)")
+    server = servers.require(15)
+    with cluster(server) as data, server.start(data) as running:
+        code = (
+            "import os; from pgpreemptcheck.facts import clusters; from pgpreemptcheck.host import LiveHost\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "f = clusters.find(LiveHost()); print(len(f.running), f.concealed.reason)"
+        )
+        script = f'mount -t proc -o hidepid=2 proc /proc && exec {sys.executable} -c "$CODE"'
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", script],
+            env={**os.environ, "CODE": code, "PYTHONPATH": root},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if "mount" in done.stderr:
+            pytest.skip(f"/proc cannot be mounted with hidepid here: {done.stderr.strip()}")
+        assert done.stdout.startswith("0 ") and "hidepid=" in done.stdout, done.stdout + done.stderr
+        assert f".s.PGSQL.{running.port}" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_look_at_hundreds_of_processes_costs_milliseconds() -> None:
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(300)]
+    try:
+        costs = []
+        for _ in range(5):
+            begin = time.process_time()
+            clusters.find(LiveHost())
+            costs.append(time.process_time() - begin)
+        assert min(costs) < 0.05
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+        for sleeper in sleepers:
+            sleeper.wait()

@@ -229,6 +229,16 @@ def test_a_chain_that_loops_ends() -> None:
             symbols.defines(name)
 
 
+def test_a_chain_that_leaves_its_table_is_refused() -> None:
+    def leave(parts: dict[str, bytearray]) -> None:
+        parts["hash"][8:20] = struct.pack("<III", 9, 9, 9)  # buckets: beyond the last of five entries
+        parts["symbols"] += bytes(24 * 40)
+
+    symbols = Symbols(of_bytes(tiny_elf(["a", "b", "c", "d"], table="sysv", spoil=leave)))
+    with pytest.raises(MalformedError, match="outside of itself"):
+        symbols.defines("a")
+
+
 def test_a_chain_without_an_end_ends() -> None:
     def no_end(parts: dict[str, bytearray]) -> None:
         parts["hash"][16:24] = b"\xff" * 8  # the Bloom filter lets all pass

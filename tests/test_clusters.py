@@ -512,6 +512,7 @@ def test_a_debian_cluster() -> None:
         ("auto", [], True),  # no systemd: the init script starts it
         ("manual", ["postgresql.service"], False),
         ("manual", ["postgresql@15-main.service"], True),
+        ("manual", [], False),
         ("disabled", ["postgresql@15-main.service"], False),
         ("yes", ["postgresql.service"], None),
         (None, ["postgresql.service"], True),

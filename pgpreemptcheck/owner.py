@@ -142,7 +142,7 @@ class OwnerHost(Host):
         message, body = self._child.collect(pending._what, deadline)
         number = message.get("errno")
         if isinstance(number, int) and 0 < number < 4096:
-            raise OSError(number, os.strerror(number), path)
+            raise OSError(number, str(message.get("why"))[:200], path)
         return message.get("answer"), body
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
@@ -359,7 +359,8 @@ def _serve(make: Callable[[], _FileServer | _SqlServer], requests: int, answers:
     def send(message: Mapping[str, object], body: bytes = b"") -> None:
         text = json.dumps(message).encode()
         if len(text) > _MAX_JSON or len(body) > _MAX_BODY:
-            text, body = json.dumps({"id": message["id"], "errno": errno.EFBIG}).encode(), b""
+            why = os.strerror(errno.EFBIG)
+            text, body = json.dumps({"id": message["id"], "errno": errno.EFBIG, "why": why}).encode(), b""
         data = memoryview(_HEADER.pack(len(text), len(body)) + text + body)
         while data:
             data = data[os.write(answers, data) :]
@@ -433,9 +434,10 @@ class _FileServer:
                 answer = [s.is_directory, s.uid, s.mode, s.size, s.modified]
             else:
                 answer = procmap.page_bytes(*arguments)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in a path
-            number = error.errno if isinstance(error, OSError) else errno.ENOENT
-            send({"id": request["id"], "errno": number or errno.EIO})
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError):  # a NUL in a path
+                error = FileNotFoundError(errno.ENOENT, "")
+            send({"id": request["id"], "errno": error.errno or errno.EIO, "why": error.strerror or str(error)})
             return
         send({"id": request["id"], "answer": answer}, body)
 

@@ -174,14 +174,18 @@ def resolve_inside(path: str, target: Callable[[str], str | None], *, follow_las
 
 
 def _read_regular(path: str, offset: int, length: int, flags: int = 0) -> bytes:
-    """Read from a regular file only: a FIFO or device in its place must neither block nor be consumed."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    """Read from a regular file only: a FIFO or a device in its place must not even be opened."""
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     try:
-        mode = os.fstat(fd).st_mode
+        mode = os.fstat(place).st_mode
         if stat.S_ISDIR(mode):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
+        fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+    try:
         if offset:
             os.lseek(fd, offset, os.SEEK_SET)
         chunks: list[bytes] = []
@@ -228,6 +232,11 @@ class LiveHost(Host):
         if command == "journal":
             return _journal()
         return Unknown(f"no such command output: {command}", kind="unsupported")
+
+    def mapping_page_bytes(self, pid: int, address: int) -> Fact[int]:
+        from pgpreemptcheck import procmap
+
+        return procmap.fact(pid, address)
 
 
 class ContainerHost(Host):

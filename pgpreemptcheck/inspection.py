@@ -115,7 +115,7 @@ class _Reader:
             control=control.read(files, directory) if directory else _NO_DIRECTORY,
             patroni=_patroni(files, postmaster.config_file, directory),
             files=on_disk,
-            freelist=binary.freelist(host, postmaster.pid, major),
+            freelist=binary.freelist(process, postmaster.pid, major),
             cpus=cpus.share(host, postmaster.pid),
             hugetlb_limits=hugetlb_limits(host, postmaster.pid),
             postmaster=postmaster,

@@ -8,11 +8,10 @@ falls back or refuses to start; a *fault* limit lets it start and kills it by SI
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 _MAX_DEPTH = 64
 _UNLIMITED = 1 << 60
@@ -24,7 +23,7 @@ _OUTSIDE = "ancestors outside of this cgroup namespace cannot be seen"
 _ON_THE_HOST = "run it on the host itself, outside of the container"
 
 
-@dataclass(frozen=True)
+@record
 class HugetlbLimit:
     """The limits of one cgroup for huge pages of one size. A limit is null where there is none."""
 

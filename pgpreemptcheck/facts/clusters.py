@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, stopped_clusters
 from pgpreemptcheck.facts.postmasters import Postmaster, Processes, postmaster, postmasters, process_link, service_unit
 from pgpreemptcheck.host import Host, LiveHost
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 __all__ = ["Found", "Postmaster", "StoppedCluster", "find", "major", "starts_at_boot", "version"]
 
@@ -19,7 +18,7 @@ _MAX_FD_LINKS = 20_000
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h, since 3.8
 
 
-@dataclass(frozen=True)
+@record
 class Found:
     """The clusters of a host. `concealed` says that there may be one that cannot be seen, and why."""
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from pgpreemptcheck.facts.postmasters import Postmaster, clean_path
 from pgpreemptcheck.host import Host, resolve_inside
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 
-@dataclass(frozen=True)
+@record
 class StoppedCluster:
     """A data directory that nothing runs from."""
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pgpreemptcheck.host import ContainerHost, Host, LiveHost
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 CAPTURED_CLOCK_TICKS = 100
 """USER_HZ of every architecture but alpha and ia64: the unit of starttime in a captured /proc/PID/stat."""
@@ -20,7 +19,7 @@ CAPTURED_CLOCK_TICKS = 100
 _HEAD = 512  # bytes of a command line that tell what a process is
 
 
-@dataclass(frozen=True)
+@record
 class Postmaster:
     """A running postmaster, as its own process tells: never from a default path."""
 

@@ -6,12 +6,11 @@ the mmap lock of a segment of many gigabytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pgpreemptcheck.facts import notes
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 Backing = Literal["base", "huge", "sysv"]
 
@@ -25,7 +24,7 @@ _TELLTALE_BYTES = 1 << 20
 """With mmap a System V page of 4 kB or less is there too, as an interlock; a main segment is never that small."""
 
 
-@dataclass(frozen=True)
+@record
 class Segment:
     bytes: Fact[int] = measured(unit="bytes", doc="mapped size, rounding included")
     page_bytes: Fact[int] = measured(unit="bytes")

@@ -6,7 +6,7 @@ import re
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgpreemptcheck.facts import control
@@ -159,6 +159,7 @@ def test_a_read_that_met_a_write_is_tried_again() -> None:
     assert isinstance(control.read(Writing({PATH: made("<")}, live=True), "/d"), Known)
 
 
+@example(bytes(17), 1300)  # between the version and the end of the state
 @given(st.binary(max_size=400), st.sampled_from([1300, 1700, 1800, 1905]))
 def test_no_bytes_raise(data: bytes, version: int) -> None:
     found_in(data)

@@ -79,7 +79,7 @@ def read(host: Host, data_directory: str) -> Fact[Control]:
 
 
 def _parse(data: bytes, path: str) -> Fact[Control]:
-    if len(data) < 16:
+    if len(data) < 20:  # up to `state`
         return Unknown(f"{path} is too short to be a control file")
     order = next((o for o in "<>" if struct.unpack_from(f"{o}I", data, 8)[0] in _LAYOUTS), "")
     if not order:

@@ -94,7 +94,7 @@ def _named_data_directory(host: Host, config_file: str) -> str | None:
 def _given(host: Host, directory: str) -> StoppedCluster:
     """Return the cluster that --pgdata names, by its data directory or by its configuration directory."""
     directory = clean_path(os.path.abspath(directory) if host.live else directory)
-    config_file = f"{directory}/postgresql.conf"
+    config_file = os.path.join(directory, "postgresql.conf")
     data = directory
     if _exists(host, config_file):
         data = _named_data_directory(host, config_file) or directory

@@ -219,7 +219,7 @@ def test_a_finding_shows_its_evidence() -> None:
     assert got.remedy == ("reserve_huge_pages",)
     assert [(e.fact, e.value, e.shown, e.source) for e in got.evidence] == [
         ("cluster.segment.backing", "base", "base", "source of cluster.segment.backing"),
-        ("cluster.running", True, "true", "found on this host"),
+        ("cluster.running", True, "true", ""),
         ("cluster.settings.huge_pages", "try", "try", "source of cluster.settings.huge_pages"),
     ]
 

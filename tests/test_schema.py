@@ -101,7 +101,7 @@ def test_lookup() -> None:
     assert found(None, "host.cpus.quota") == Known(None, "source of host.cpus.quota")
     assert found("c1", "cluster.segment.bytes") == Known(7, "source of cluster.segment.bytes")
     assert found("c1", "cluster.segment.backing") == NOT_READ
-    assert found("c1", "cluster.running") == Known(True, "found on this host")
+    assert found("c1", "cluster.running") == Known(True, "")
     assert found("c1", "next_start.cluster.settings.port") == Known(5433, "source of cluster.settings.port")
     assert found("c2", "cluster.settings.port", "next_start") == Known(5433, "source of cluster.settings.port")
     # what is not there is not known, never an error, and never a null that compares as one

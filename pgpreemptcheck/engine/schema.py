@@ -145,7 +145,7 @@ def find(view: View, cluster: ClusterView | None, name: str) -> Known[Any] | Unk
             if cluster is not None and not cluster.running and view.horizon != "next_start":
                 return Unknown("the cluster does not run", kind="unsupported")
             return Unknown(f"there is no {'.'.join([root, *parts[:depth]])} here", kind="absent")
-    return Known(node, "found on this host")
+    return Known(node, "")  # a bare value of the report: it has no place of its own
 
 
 def lookup(views: Mapping[Horizon, View], horizon: Horizon, cluster: str | None, name: str) -> Known[Any] | Unknown:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 # By pg_control_version: where `wal_level` and what follows it lies, and where the CRC of all before it.
 # 13 to 16 share 1300; 19 is 1905 from its release candidates on (its betas had others).
@@ -46,7 +45,7 @@ _WAL_LEVELS = ("minimal", "replica", "logical")
 _ATTEMPTS = 5  # the server writes the file in place, so a read can meet a write
 
 
-@dataclass(frozen=True)
+@record
 class Control:
     """What pg_control holds.
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pgpreemptcheck.values import Fact, GapKind, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, GapKind, Known, Unknown, measured, record
 
 CONNECT_SECONDS = 5
 AFFORDABLE_BYTES = 16 << 30
@@ -23,7 +22,7 @@ _MAX_VALUE = 1 << 16
 _MAX_TEXT = 400
 
 
-@dataclass(frozen=True)
+@record
 class FileError:
     """One line that pg_file_settings reports as not applicable."""
 
@@ -33,7 +32,7 @@ class FileError:
     error: str
 
 
-@dataclass(frozen=True)
+@record
 class Server:
     version: Fact[str] = measured(doc="server_version, as the server prints it")
     settings: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to value in its base unit")
@@ -225,7 +224,10 @@ def _one_line(text: str) -> str:
 
 
 _REFUSALS = (
-    ("starting", ("is starting up", "is shutting down", "in recovery mode", "not yet accepting connections")),
+    (
+        "starting",
+        ("is starting up", "is shutting down", "in recovery mode", "system is not accepting", "system is not yet"),
+    ),
     ("full", ("too many clients", "too many connections", "connection slots are reserved")),
     ("time", ("timeout expired", "timed out")),
     ("socket", ("No such file or directory", "Connection refused", "could not translate host name")),

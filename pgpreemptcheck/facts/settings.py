@@ -14,14 +14,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal, NamedTuple
 
 from pgpreemptcheck.facts import catalogue, conffile
 from pgpreemptcheck.facts.catalogue import Catalogue, Setting
 from pgpreemptcheck.facts.conffile import Entry
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 HugePagesSetting = Literal["on", "off", "try"]
 
@@ -30,7 +30,7 @@ def _later(*, unit: str = "", doc: str = "") -> Any:
     return field(default=Unknown("not read"), metadata={"unit": unit, "doc": doc})
 
 
-@dataclass(frozen=True)
+@record
 class Settings:
     """The settings that decide anything here. Memory is bytes, times are seconds, the rest as PostgreSQL has it."""
 
@@ -65,7 +65,7 @@ _SINCE = {
 """The major that brought a setting; before it the value is 0, which is what that server does."""
 
 
-@dataclass(frozen=True)
+@record
 class StartError:
     """PostgreSQL's first objection to its files: file, line (null where it names none) and its own reason."""
 
@@ -76,7 +76,7 @@ class StartError:
     """The name that a misspelt one was probably meant to be."""
 
 
-@dataclass(frozen=True)
+@record
 class FileSettings:
     """What the next start would take from the files and the command line."""
 

@@ -298,7 +298,8 @@ def _horizons(same: Sequence[Finding]) -> str:
 
 
 def _seen(finding: Finding) -> str:
-    return "; ".join(f"{e.fact} = {e.shown} ({e.source})" for e in finding.evidence if e.fact != "cluster.running")
+    shown_facts = [evidence for evidence in finding.evidence if evidence.fact != "cluster.running"]
+    return "; ".join(f"{e.fact} = {e.shown}" + (f" ({e.source})" if e.source else "") for e in shown_facts)
 
 
 def _short(same: Sequence[Finding], *, many: bool) -> Iterator[str]:

@@ -253,6 +253,31 @@ def test_no_default_after_a_failed_include(read: Reader) -> None:
     assert value(found.settings, "huge_pages") is None
 
 
+def test_no_default_after_a_failed_include_whatever_the_major(read: Reader) -> None:
+    assert value(read(b"", None).settings, "max_connections") == (100, "default")
+    assert value(read(b"include 'gone.conf'\n", None).settings, "max_connections") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"superuser_reserved_connections = 100", b"wal_level = minimal"),
+        b"wal_level = minimal\nmax_wal_senders = 0\narchive_mode = on",
+    ],
+)
+def test_values_that_do_not_go_together(read: Reader, line: bytes) -> None:
+    assert accepted(read(line)) is False
+    assert accepted(read(line + b"\nwal_compression = lz4")) is False
+    assert accepted(read(line + b"\nmax_wal_senders = '0b1'")) is None
+
+
+def test_what_another_place_decides_is_unknown(read: Reader) -> None:
+    assert accepted(read(b"max_stack_depth = 7680")) is True
+    assert accepted(read(b"max_stack_depth = 7681")) is None
+    assert accepted(read(b"min_wal_size = 32MB")) is True
+    assert accepted(read(b"min_wal_size = 16MB")) is None
+
+
 def test_a_refused_line_leaves_its_setting_unknown(read: Reader) -> None:
     found = read(b"shared_buffers = 1GB\nmax_connections = 7\nshared_buffers = 4GB;\n")
     assert value(found.settings, "shared_buffers") is None

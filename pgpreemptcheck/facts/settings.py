@@ -595,16 +595,13 @@ class _Start:
 
     def check_together(self) -> None:
         """PostmasterMain's checks of several values, and InitializeMaxBackends'."""
-        if self.reading.gaps or self.undecided:
-            return
         major = self.known.major
         q = '"' if major >= 17 else ""
         get = self.in_force
-        reserved, extra, allowed = (
-            get("superuser_reserved_connections"),
-            get("reserved_connections") or 0,
-            get("max_connections"),
-        )
+        if self.reading.gaps or any(get(name) is None for name in (*_COMPARED, *_BACKENDS)):
+            return
+        reserved, extra = get("superuser_reserved_connections"), get("reserved_connections") or 0
+        allowed = get("max_connections")
         if reserved + extra >= allowed:
             plus = f" plus {q}reserved_connections{q} ({extra})" if major >= 16 else ""
             self.refuse(
@@ -625,7 +622,7 @@ class _Start:
             )
         elif sum(1 for name in _RECOVERY_TARGETS if get(name)) > 1:
             self.refuse("multiple recovery targets specified")
-        elif major >= 18 and sum(get(name) for name in _SERVER_PROCESSES) >= _MAX_BACKENDS - 1:
+        elif major >= 18 and sum(get(name) or 0 for name in _SERVER_PROCESSES) >= _MAX_BACKENDS - 1:
             self.refuse("too many server processes configured")
 
     # the answer ---------------------------------------------------------------------------------
@@ -708,6 +705,7 @@ _ASK = "ask the server itself, as its owner: postgres -D DIRECTORY -C port"
 _STAGE_STATS = ("log_parser_stats", "log_planner_stats", "log_executor_stats")
 _BACKENDS = ("max_connections", "autovacuum_max_workers", "max_worker_processes", "max_wal_senders")
 _SERVER_PROCESSES = ("max_connections", "autovacuum_worker_slots", "max_worker_processes", "max_wal_senders")
+_COMPARED = ("superuser_reserved_connections", "wal_level", "archive_mode")
 _MAX_BACKENDS = 262143  # 2^18 - 1: backends must fit into 18 bits of a buffer's state
 _RECOVERY_TARGETS = (
     "recovery_target",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -101,9 +102,11 @@ class Boots:
         out = self.out(name)
         path = f"{out}/{step}.json"
         if not os.path.exists(path):
-            failed = [name for name in os.listdir(out) if name.endswith(".failed")]
-            reasons = [open(os.path.join(out, name)).read() for name in failed]
-            pytest.fail(f"{name}: the guest left no step {step}: {dict(zip(failed, reasons, strict=True))}")
+            reasons = []
+            for failed in glob.glob(out + "/*.failed"):
+                with open(failed) as file:
+                    reasons.append(f"{os.path.basename(failed)}: {file.read()}")
+            pytest.fail(f"{name}: the guest left no step {step}; {reasons}")
         with open(path) as file:
             found = json.load(file)
         tool = found["tool"]

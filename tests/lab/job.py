@@ -83,11 +83,23 @@ def postmaster() -> int | None:
 class ProcmapQuery(ctypes.Structure):
     """struct procmap_query of include/uapi/linux/fs.h (6.11)."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in (
-        "size", "query_flags", "query_addr", "vma_start", "vma_end", "vma_flags", "vma_page_size", "vma_offset", "inode",
-    )] + [(name, ctypes.c_uint32) for name in ("dev_major", "dev_minor", "vma_name_size", "build_id_size")] + [
-        (name, ctypes.c_uint64) for name in ("vma_name_addr", "build_id_addr")
-    ]  # fmt: skip
+    _fields_ = [
+        ("size", ctypes.c_uint64),
+        ("query_flags", ctypes.c_uint64),
+        ("query_addr", ctypes.c_uint64),
+        ("vma_start", ctypes.c_uint64),
+        ("vma_end", ctypes.c_uint64),
+        ("vma_flags", ctypes.c_uint64),
+        ("vma_page_size", ctypes.c_uint64),
+        ("vma_offset", ctypes.c_uint64),
+        ("inode", ctypes.c_uint64),
+        ("dev_major", ctypes.c_uint32),
+        ("dev_minor", ctypes.c_uint32),
+        ("vma_name_size", ctypes.c_uint32),
+        ("build_id_size", ctypes.c_uint32),
+        ("vma_name_addr", ctypes.c_uint64),
+        ("build_id_addr", ctypes.c_uint64),
+    ]
 
 
 PROCMAP_QUERY = 3 << 30 | ctypes.sizeof(ProcmapQuery) << 16 | 0x66 << 8 | 17  # _IOWR('f', 17, struct procmap_query)
@@ -107,7 +119,8 @@ def procmap_query(pid: int, address: int) -> int | str:
 def segment(pid: int) -> dict[str, Any]:
     """Return the largest shared mapping as smaps shows it: a walk that a lab may do and the tool may not."""
     best: dict[str, Any] = {"bytes": 0}
-    for block in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-s (.*)\n((?:[A-Z]\w+:.*\n)*)", read(f"/proc/{pid}/smaps"), re.M):
+    mapping = r"^([0-9a-f]+)-([0-9a-f]+) rw-s (.*)\n((?:[A-Z]\w+:.*\n)*)"
+    for block in re.findall(mapping, read(f"/proc/{pid}/smaps"), re.M):
         start, end = int(block[0], 16), int(block[1], 16)
         if end - start > best["bytes"]:
             page = re.search(r"KernelPageSize: +(\d+) kB", block[3])
@@ -214,9 +227,9 @@ def group_ladder() -> None:
     look("root", sql=True)
     with no_debugfs():
         look("root-log")
-    look("nobody")
+    look("nobody", "nobody")
     write("/proc/sys/kernel/dmesg_restrict", "0")
-    look("nobody-log")
+    look("nobody-log", "nobody")
     write("/proc/sys/kernel/dmesg_restrict", "1")
 
 
@@ -268,7 +281,8 @@ def group_capture() -> None:
              "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
              DATA + "/PG_VERSION", DATA + "/postmaster.pid", DATA + "/postgresql.conf", DATA + "/postgresql.auto.conf",
              *glob.glob("/sys/kernel/mm/hugepages/hugepages-*kB/*_hugepages"), *CONFIGS,
-             *(f"/proc/{pid}/{name}" for name in ("cmdline", "comm", "status", "stat", "maps", "limits", "cgroup"))]  # fmt: skip
+             *(f"/proc/{pid}/{name}" for name in ("cmdline", "comm", "status", "stat", "maps", "limits", "cgroup")),
+             ]  # fmt: skip
     for name in names:
         text = read(name)
         if re.match(r"[A-Z]\w+Error: ", text):
@@ -286,7 +300,7 @@ def group_capture() -> None:
     write(f"{root}/proc/{pid}/exe.txt", os.readlink(f"/proc/{pid}/exe") + "\n")
     write(f"{root}/uname.txt", run(["busybox", "uname", "-a"]).stdout)
     log = run(["busybox", "dmesg"]).stdout
-    kept = r"^.*(?:Linux version|Command line|Dynamic Preempt|PREEMPT|HugeTLB|Lockdown|Hypervisor|DMI:|smp: Brought).*\n"
+    kept = r"^.*(?:Linux version|ommand line|Dynamic Preempt|PREEMPT|HugeTLB|Lockdown|DMI:|smp: Brought).*\n"
     write(f"{root}/dmesg.txt", "".join(re.findall(kept, log, re.M)))
 
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import glob
+import hashlib
 import os
 import re
 import shutil
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,7 +204,7 @@ def _index(arch: str) -> list[str]:
     directory = os.path.join(cache_directory(), "apt-" + arch)
     ready = directory + "/ready"
     with _locked("apt-" + arch):
-        fresh = os.path.exists(ready) and os.path.getmtime(ready) > os.path.getmtime("/proc/self") - 86400
+        fresh = os.path.exists(ready) and os.path.getmtime(ready) > time.time() - 86400
         if not fresh:
             os.makedirs(directory + "/lists/partial", exist_ok=True)
             with open(directory + "/sources.list", "w") as file:
@@ -209,7 +212,7 @@ def _index(arch: str) -> list[str]:
             open(directory + "/status", "w").close()
             # A suite that has left the archive is no reason to fail: the others still answer.
             subprocess.run(["apt-get", *options, "-qq", "update"], stdout=sys.stderr, check=False)
-            if not any(name.endswith("Packages.lz4") or "Packages" in name for name in os.listdir(directory + "/lists")):
+            if not any("_Packages" in name for name in os.listdir(directory + "/lists")):
                 raise LabError(f"no package index could be fetched from {mirror()}")
             open(ready, "w").close()
     return options
@@ -232,7 +235,8 @@ def _split(series: str) -> tuple[str, str]:
 def releases(arch: str) -> list[str]:
     """Return the kernel releases (`uname -r`) that the archive has, oldest first; real-time ones left out."""
     text = _run(["apt-cache", *_index(arch), "search", "-n", "^linux-(image|binary)-[0-9]"])
-    names = re.findall(rf"^linux-(?:image|binary)-([0-9]\S*?-(?:cloud-)?{arch}(?:-[0-9]+k)?)(?:-unsigned)? ", text, re.M)
+    name = rf"^linux-(?:image|binary)-([0-9]\S*?-(?:cloud-)?{arch}(?:-[0-9]+k)?)(?:-unsigned)? "
+    names = re.findall(name, text, re.M)
     return sorted(set(names), key=lambda name: (_version_key(name.split(f"-{arch}")[0]), name))
 
 
@@ -270,7 +274,8 @@ def _unpack_kernel(release: str, arch: str, directory: str) -> None:
     may have dropped by now: such a guest then has none, like a host where it is not installed.
     """
     options = _index(arch)
-    text = _run(["apt-cache", *options, "search", "-n", rf"^linux-(image|binary|base)-{re.escape(release)}(-unsigned)?$"])
+    wanted = rf"^linux-(image|binary|base)-{re.escape(release)}(-unsigned)?$"
+    text = _run(["apt-cache", *options, "search", "-n", wanted])
     names = set(re.findall(r"^(\S+) ", text, re.M))
     names -= {name for name in names if name.removesuffix("-unsigned") in names and name.endswith("-unsigned")}
     with tempfile.TemporaryDirectory(dir=cache_directory()) as work:
@@ -278,11 +283,14 @@ def _unpack_kernel(release: str, arch: str, directory: str) -> None:
             _run(["apt-get", *options, "-qq", "download", name], cwd=work)
         os.mkdir(work + "/x")
         for deb in sorted(name for name in os.listdir(work) if name.endswith(".deb")):
-            with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", deb], cwd=work, stdout=subprocess.PIPE) as stream:
-                with tarfile.open(fileobj=stream.stdout, mode="r|") as archive:
-                    for member in archive:
-                        if member.isreg() and re.search(r"/(vmlinuz|config)(-[^/]*)?$", member.name):
-                            archive.extract(member, work + "/x")
+            unpack = ["dpkg-deb", "--fsys-tarfile", deb]
+            with (
+                subprocess.Popen(unpack, cwd=work, stdout=subprocess.PIPE) as stream,
+                tarfile.open(fileobj=stream.stdout, mode="r|") as archive,
+            ):
+                for member in archive:
+                    if member.isreg() and re.search(r"/(vmlinuz|config)(-[^/]*)?$", member.name):
+                        archive.extract(member, work + "/x")
         os.rename(work + "/x", directory)
 
 
@@ -296,11 +304,15 @@ def build_root(arch: str = "amd64") -> str:
     Python is compiled beforehand, and the cluster of the amd64 root serves all: its format is that of every
     64-bit little-endian machine.
     """
-    path = os.path.join(cache_directory(), f"root-{arch}.cpio")
-    native = _native_root() if arch == "amd64" else build_root("amd64").removesuffix(".cpio")
+    path = _root_folder(arch) + ".cpio"
+    native = _root_folder("amd64")
+    if arch != "amd64":
+        build_root("amd64")
     with _locked("root-" + arch):
         if os.path.exists(path):
             return path
+        for old in glob.glob(os.path.join(cache_directory(), f"root-{arch}-*")):
+            shutil.rmtree(old) if os.path.isdir(old) else os.unlink(old)
         with tempfile.TemporaryDirectory(dir=cache_directory()) as work:
             root = work + "/root"
             _run(
@@ -314,7 +326,6 @@ def build_root(arch: str = "amd64") -> str:
             _configure(root)
             if arch == "amd64":
                 _make_cluster(root)
-                shutil.rmtree(native, ignore_errors=True)
                 os.rename(root, native)  # kept: its Python compiles for every root and every job
                 root = native
             else:
@@ -326,13 +337,14 @@ def build_root(arch: str = "amd64") -> str:
     return path
 
 
-def _native_root() -> str:
-    return os.path.join(cache_directory(), "root-amd64")
+def _root_folder(arch: str) -> str:
+    """Return where a root lies in the cache; another recipe (this file) makes another root."""
+    with open(os.path.abspath(__file__), "rb") as file:
+        recipe = hashlib.sha256(file.read()).hexdigest()[:12]
+    return os.path.join(cache_directory(), f"root-{arch}-{recipe}")
 
 
 def _strip(root: str, arch: str) -> None:
-    import glob
-
     for pattern in ROOT_EXCLUDED:
         for path in glob.glob(os.path.join(root, pattern.replace("LIB", LIBRARIES[arch]))):
             if os.path.isdir(path) and not os.path.islink(path):
@@ -448,7 +460,7 @@ def boot(
             os.makedirs(os.path.dirname(tree + target), exist_ok=True)
             if os.path.isdir(source):
                 shutil.copytree(source, tree + target, ignore=shutil.ignore_patterns("__pycache__"))
-                _compile(_native_root(), tree + target, target)
+                _compile(_root_folder("amd64"), tree + target, target)
             else:
                 shutil.copyfile(source, tree + target)
         with open(tree + "/job", "w") as file:

@@ -1,8 +1,9 @@
 """What the running server says of itself over SQL: one short read-only transaction.
 
 `ask` runs in the child of `owner.py` and returns plain JSON; `facts` makes facts of that, or of the same JSON in a
-capture (`sql/PORT.json`). Neither a session setting nor a startup option is used, so that a pooler in between is not
-harmed: everything is set by SET LOCAL, and ends with the transaction. Works on PostgreSQL 13 to 19.
+capture (`sql/PORT.json`). Neither a session setting nor a startup parameter is used, so that a pooler in between is not
+harmed: everything is set by SET LOCAL, and ends with the transaction. (PgBouncer in transaction pooling takes an
+application_name on connecting, and shows it to its next client that gives none.) Works on PostgreSQL 13 to 19.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _MAX_TEXT = 400
 
 @record
 class FileError:
-    """One line that pg_file_settings reports as not applicable."""
+    """One line that pg_file_settings reports as not applicable.
+
+    "setting could not be applied" is no fault: it waits for a restart, or the command line wins over it.
+    """
 
     file: str
     line: int
@@ -37,7 +41,9 @@ class Server:
     version: Fact[str] = measured(doc="server_version, as the server prints it")
     settings: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to value in its base unit")
     units: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to base unit, of the settings that have one")
-    pending_restart: Fact[tuple[str, ...]] = measured(doc="settings changed in the files that wait for a restart")
+    pending_restart: Fact[tuple[str, ...]] = measured(
+        doc="settings whose value in the files differs from the running one; the command line may win over it again"
+    )
     huge_pages_status: Fact[str] = measured(doc="on, off or unknown (17+)")
     huge_pages_needed: Fact[int] = measured(unit="pages", doc="shared_memory_size_in_huge_pages (15+)")
     active_backends: Fact[int] = measured(doc="client backends that are active at this moment, this one excluded")
@@ -52,6 +58,8 @@ class Server:
 
 _BEGIN = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;
+SET LOCAL application_name = 'pgpreemptcheck';
+SET LOCAL client_encoding = 'UTF8';
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL statement_timeout = '3s';
 SET LOCAL lock_timeout = '500ms';
@@ -99,8 +107,8 @@ SELECT pg_size_bytes(current_setting('shared_buffers')),
 
 # asking: in the child ---------------------------------------------------------------------------
 
-_SESSION_VARIABLES = ("PGOPTIONS", "PGDATESTYLE", "PGTZ", "PGGEQO")
-"""What libpq would send as startup options: a pooler refuses them."""
+_SESSION_VARIABLES = ("PGOPTIONS", "PGDATESTYLE", "PGTZ", "PGGEQO", "PGAPPNAME", "PGCLIENTENCODING")
+"""What libpq would send when it connects: a pooler refuses some, and PgBouncer leaves others to its next client."""
 
 
 def import_driver() -> str:
@@ -177,14 +185,18 @@ def ask(
     return {"refused": "; ".join(reasons[:3]), "code": _refusal(reasons[0])}
 
 
-_OURS = {"application_name": "pgpreemptcheck", "autocommit": True, "prepare_threshold": None}
+_OURS = {"autocommit": True, "prepare_threshold": None}
 
 
 def _by_socket(directories: Sequence[str], port: int, users: Sequence[str]) -> Iterator[dict[str, Any]]:
     for directory in directories:
-        # An abstract socket (@name) is no file; for the others, do not knock where there is none.
-        if not directory.startswith("@") and not os.path.exists(f"{directory}/.s.PGSQL.{port}"):
-            continue
+        if not directory.startswith("@"):  # an abstract socket, which is no file
+            try:
+                os.stat(f"{directory}/.s.PGSQL.{port}")
+            except FileNotFoundError:
+                continue
+            except OSError:
+                pass  # the attempt says why not
         for user in users:
             for database in ("postgres", "template1"):
                 yield {
@@ -194,7 +206,6 @@ def _by_socket(directories: Sequence[str], port: int, users: Sequence[str]) -> I
                     "user": user,
                     "dbname": database,
                     "connect_timeout": CONNECT_SECONDS,
-                    "client_encoding": "UTF8",
                     "sslmode": "disable",
                     "gssencmode": "disable",
                 }
@@ -207,7 +218,7 @@ def _by_dsn(dsn: str, secrets: list[str]) -> Iterator[dict[str, Any]]:
     secrets += [str(parameters[name]) for name in ("password", "sslpassword") if parameters.get(name)]
     secrets += [str(value) for name, value in parameters.items() if name.endswith(("_secret", "_key")) and value]
     parameters.setdefault("connect_timeout", CONNECT_SECONDS)
-    yield {**_OURS, **parameters, "client_encoding": "UTF8"}
+    yield {**_OURS, **parameters}
 
 
 def _masked(text: str, secrets: Sequence[str]) -> str:
@@ -230,6 +241,7 @@ _REFUSALS = (
     ),
     ("full", ("too many clients", "too many connections", "connection slots are reserved")),
     ("time", ("timeout expired", "timed out")),
+    ("denied", ("failed: Permission denied",)),
     ("socket", ("No such file or directory", "Connection refused", "could not translate host name")),
 )
 
@@ -333,6 +345,7 @@ _REFUSAL_HINTS = {
     "driver": "install it: pip install 'psycopg[binary]'",
     "dsn": "give --dsn as in psql: 'host=... port=... user=... dbname=...' or postgresql://...",
     "socket": "give the server's address by --dsn",
+    "denied": "run it as root or as the owner of the cluster",
     "starting": "run it again when the server accepts connections",
     "full": "run it again when a connection is free, or give a role with a reserved one by --dsn",
     "time": "check that the server answers: psql -c 'SELECT 1'",
@@ -394,7 +407,7 @@ def _refused(answer: Mapping[str, object] | Unknown) -> Unknown | None:
     reason = answer.get("refused")
     if reason is not None:
         code = str(answer.get("code"))
-        kind: GapKind = "permission" if code == "role" else "unsupported" if code == "driver" else "other"
+        kind: GapKind = "permission" if code in ("role", "denied") else "unsupported" if code == "driver" else "other"
         return Unknown(f"no answer over SQL: {str(reason)[:_MAX_TEXT]}", _REFUSAL_HINTS.get(code, ""), kind)
     return None
 

@@ -39,8 +39,7 @@ class FileError:
 @record
 class Server:
     version: Fact[str] = measured(doc="server_version, as the server prints it")
-    settings: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to value in its base unit")
-    units: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to base unit, of the settings that have one")
+    settings: Fact[Mapping[str, str]] = measured(doc="pg_settings: name to value in its base unit (8kB is block_size)")
     pending_restart: Fact[tuple[str, ...]] = measured(
         doc="settings whose value in the files differs from the running one; the command line may win over it again"
     )
@@ -74,7 +73,7 @@ SELECT current_setting('server_version'), current_setting('server_version_num'),
 # Strings are only those needed: others may hold passwords (primary_conninfo, placeholders of applications).
 _QUERIES = {
     "settings": """
-SELECT name, setting, unit, pending_restart FROM pg_settings
+SELECT name, setting, pending_restart FROM pg_settings
  WHERE vartype <> 'string' OR name IN ('cluster_name', 'config_file', 'data_directory', 'listen_addresses',
        'server_version', 'shared_preload_libraries', 'unix_socket_directories')
 """,
@@ -378,15 +377,14 @@ def facts(answer: Mapping[str, object] | Unknown) -> Server:
     gap = _refused(answer)
     if gap is not None or isinstance(answer, Unknown):
         gap = gap or _NONSENSE
-        return Server(gap, gap, gap, gap, gap, gap, gap, gap, gap, gap, gap, gap)
+        return Server(gap, gap, gap, gap, gap, gap, gap, gap, gap, gap, gap)
     number = answer.get("version_number")
     major = number // 10000 if isinstance(number, int) else 0
-    settings, units, pending = _settings(_rows(answer, "settings", 4, _MONITOR))
+    settings, pending = _settings(_rows(answer, "settings", 3, _MONITOR))
     version, recovery, started = answer.get("version"), answer.get("in_recovery"), answer.get("started")
     return Server(
         version=Known(version, "sql server_version") if isinstance(version, str) else _NONSENSE,
         settings=settings,
-        units=units,
         pending_restart=pending,
         huge_pages_status=_huge_pages_status(settings, major),
         huge_pages_needed=_huge_pages_needed(settings, major),
@@ -434,16 +432,13 @@ def _rows(answer: Mapping[str, object], name: str, columns: int, hint: str) -> l
     return _NONSENSE
 
 
-def _settings(
-    rows: list[list[str | None]] | Unknown,
-) -> tuple[Fact[Mapping[str, str]], Fact[Mapping[str, str]], Fact[tuple[str, ...]]]:
+def _settings(rows: list[list[str | None]] | Unknown) -> tuple[Fact[Mapping[str, str]], Fact[tuple[str, ...]]]:
     if isinstance(rows, Unknown):
-        return rows, rows, rows
+        return rows, rows
     source = "sql pg_settings"
-    values = {name: value for name, value, _, _ in rows if name is not None and value is not None}
-    units = {name: unit for name, _, unit, _ in rows if name is not None and unit is not None}
-    pending = tuple(sorted(name for name, _, _, waits in rows if name is not None and waits == "t"))
-    return Known(values, source), Known(units, source), Known(pending, f"{source}.pending_restart")
+    values = {name: value for name, value, _ in rows if name is not None and value is not None}
+    pending = tuple(sorted(name for name, _, waits in rows if name is not None and waits == "t"))
+    return Known(values, source), Known(pending, f"{source}.pending_restart")
 
 
 def _huge_pages_status(settings: Fact[Mapping[str, str]], major: int) -> Fact[str]:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Write pgpreemptcheck/facts/catalogue/MAJOR.json: every setting of each PostgreSQL major, asked of real servers.
 
-    python packaging/make_catalogue.py [--older BIN_DIR]... [MAJOR...]
+    python packaging/make_catalogue.py [--older BIN_DIR]...
 
 Needs the servers of tests/servers.py (`python -m tests.servers fetch` with every key) and psycopg. Nothing is typed
 here: names, types, units, bounds and values come from pg_settings; what pg_settings hides (names that are accepted but
 listed nowhere, old names, hidden values of enums) is found by trying words of the server's own program file on it.
-`--older` names the programs of an older minor release, to find the settings that came in a minor release.
+`--older` names the programs of an older minor release, to find the settings that came in a minor release; what was
+found before stays for a major that has none. All majors are written at once, since what is optional in one tells of
+the others.
 
 Builds differ by their options: the catalogue is the union, and says which names and values not every build has.
 """
@@ -240,14 +242,12 @@ def older_names(bin_dirs: list[str]) -> dict[int, tuple[str, set[str]]]:
 
 def main(argv: list[str]) -> int:
     older: list[str] = []
-    majors: list[int] = []
     pending = list(argv)
     while pending:
-        argument = pending.pop(0)
-        if argument == "--older":
-            older.append(pending.pop(0))
-        else:
-            majors.append(int(argument))
+        if pending.pop(0) != "--older" or not pending:
+            print(__doc__, file=sys.stderr)
+            return 2
+        older.append(pending.pop(0))
     servers: dict[int, dict[str, Server]] = {}
     for key, server in available().items():
         if isinstance(key, str):
@@ -259,11 +259,11 @@ def main(argv: list[str]) -> int:
                 for what in listed(server, base).values():
                     words.update(value.lower() for value in what["enumvals"] or ())
     before = older_names(older)
-    gathered = {
-        major: {key: ask(server, words) for key, server in sorted(servers.get(major, {}).items())}
-        for major in majors or MAJORS
-        if servers.get(major)
-    }
+    missing = [major for major in MAJORS if major not in servers]
+    if missing:
+        print(f"no server of {missing} here: python -m tests.servers fetch", file=sys.stderr)
+        return 1
+    gathered = {major: {key: ask(server, words) for key, server in sorted(servers[major].items())} for major in MAJORS}
     os.makedirs(OUT, exist_ok=True)
     merged = {major: merge(asked) for major, asked in gathered.items()}
     some_names = {name for _, optional_names, _ in merged.values() for name in optional_names}
@@ -278,7 +278,11 @@ def main(argv: list[str]) -> int:
         for name, taken in some_values.items():
             if name in names and names[name][0] == "e" and name not in optional_values and len(asked) == 1:
                 optional_values[name] = sorted(taken)
+        path = os.path.join(OUT, f"{major}.json")
         later: dict[str, str] = {}
+        if os.path.exists(path):
+            with open(path) as file:
+                later = json.load(file)["absent_in"]
         if major in before:
             version, old = before[major]
             plain = {n.lower() for build in asked.values() for n, w in build["known"].items() if "unlisted" not in w}
@@ -295,7 +299,6 @@ def main(argv: list[str]) -> int:
             "absent_in": later,
             "names": dict(sorted(names.items())),
         }
-        path = os.path.join(OUT, f"{major}.json")
         with open(path, "w") as file:
             head = {key: value for key, value in document.items() if key != "names"}
             file.write(json.dumps(head, indent=1, sort_keys=True)[:-2] + ',\n "names": {\n')

@@ -117,7 +117,7 @@ class Pending:
                 answer = message.get("answer")
                 return answer if isinstance(answer, dict) else Unknown("the process that asks over SQL talks nonsense")
             except OSError as error:
-                self._what = Unknown(str(error), kind="other")
+                self._what = Unknown(str(error), "check that the server answers: psql -c 'SELECT 1'")
         assert isinstance(self._what, Unknown)
         return self._what
 
@@ -244,7 +244,7 @@ class _Child:
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if self._in_order:
                 raise self.fail("gave no answer in time")
-            raise _ChildError(f"the process that {self._name} got no answer in time")
+            raise _ChildError("no answer over SQL came in time")
         try:
             chunk = os.read(self._from, 1 << 20)
         except BlockingIOError:
@@ -309,12 +309,34 @@ def start(uid: int | None = None, *, like: int | None = None, roots: Sequence[st
     elif uid == 0:
         uid, like = _NOBODY, None
     asks = files = None
-    if sql:  # first, since it takes longest
-        name = "asks over SQL" if uid is None else f"asks over SQL as uid {uid}"
-        asks = _fork(lambda: _SqlServer(uid, like, roots), name, in_order=False)
+    if sql:
+        global _prepared
+        asks, _prepared = _prepared or _fork_sql(), None
+        asks.ask({"do": "enter", "uid": uid, "like": like, "roots": list(roots)}, 0.0)
     if uid is not None:
         files = _fork(lambda: _FileServer(_enter(uid, like, roots)), f"reads as uid {uid}", in_order=True)
     return Owner(uid, files, asks)
+
+
+_prepared: _Child | None = None
+
+
+def prepare() -> None:
+    """Fork the SQL child of the first `start` to come, so that its import runs while clusters are still looked for."""
+    global _prepared
+    _prepared = _prepared or _fork_sql()
+
+
+def discard() -> None:
+    """End the child that `prepare` made, if no `start` took it."""
+    global _prepared
+    if _prepared is not None:
+        _prepared.close()
+    _prepared = None
+
+
+def _fork_sql() -> _Child:
+    return _fork(_SqlServer, "asks over SQL", in_order=False)
 
 
 def _fork(make: Callable[[], _FileServer | _SqlServer], name: str, *, in_order: bool) -> _Child:
@@ -448,26 +470,43 @@ class _SqlServer:
     _MAX_THREADS = 32
     _MAX_DATA_BYTES = 256 << 20
 
-    def __init__(self, uid: int | None, like: int | None, roots: Sequence[str]) -> None:
+    def __init__(self) -> None:
+        import pwd  # noqa: F401 - once the rights are dropped, Python's own files may be out of reach
         import resource
         import threading
 
         from pgpreemptcheck.facts import server
 
-        self._ask = server.ask
         server.import_driver()
-        server.clean_environment(trusted=os.geteuid() != 0, home=uid is None)
-        self._name = os.environ.get("PGUSER") or _user_name(os.geteuid() if uid is None else uid)
-        self._roots = _enter(uid, like, roots)
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = self._MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, self._MAX_DATA_BYTES)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))  # a server may send without end
-        threading.stack_size(1 << 20)
+        self._server = server
         self._threading = threading
         self._lock = threading.Lock()
         self._free = threading.Semaphore(self._MAX_THREADS)
+        threading.stack_size(1 << 20)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = self._MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, self._MAX_DATA_BYTES)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))  # a server may send without end
+        self._failed = "whose rights to ask with was not said"
+        self._name: str | None = None
+        self._roots = _Roots({})
+
+    def _enter(self, uid: int | None, like: int | None, roots: Sequence[str]) -> None:
+        self._server.clean_environment(trusted=os.geteuid() != 0, home=uid is None)
+        self._name = os.environ.get("PGUSER") or _user_name(os.geteuid() if uid is None else uid)
+        try:
+            self._roots = _enter(uid, like, roots)
+            self._failed = ""
+        except OSError as error:
+            self._failed = str(error)
 
     def serve(self, request: dict[str, Any], send: _Send) -> None:
+        if request.get("do") == "enter":
+            self._enter(request["uid"], request["like"], request["roots"])
+            return
+        if self._failed:
+            send({"id": request["id"], "failed": self._failed})
+            return
+
         def work() -> None:
             with self._free:
                 try:
@@ -487,7 +526,7 @@ class _SqlServer:
             # Resolved inside the container, where /var/run is a link to an absolute path.
             directories = [host._below(path) for path in directories if path.startswith("/")]
         users = request["users"] or self._users(request["root"])
-        return self._ask(
+        return self._server.ask(
             directories=directories, port=request["port"], users=users, dsn=request["dsn"], deep=request["deep"]
         )
 

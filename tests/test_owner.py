@@ -64,12 +64,7 @@ def test_what_the_owner_may_not_read_is_refused_and_says_to_whom(nobody: Owner) 
 @needs_root
 def test_the_child_has_no_more_than_its_user(nobody: Owner) -> None:
     nobody.host().read("/etc/hostname")
-    with open(f"/proc/{child_of(nobody)}/status") as file:
-        fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    assert fields["Uid"].split() == ["65534"] * 4
-    assert set(fields["Gid"].split()) != {"0"}
-    assert "0" not in fields["Groups"].split()
-    assert int(fields["CapPrm"], 16) == int(fields["CapEff"], 16) == 0
+    assert rights_of(child_of(nobody)) == (["65534"] * 4, 0)
 
 
 @needs_root
@@ -330,6 +325,34 @@ def test_neither_processes_nor_descriptors_are_left() -> None:
         assert descriptors() == files
         answer = found.host().read("/etc/hostname")
         assert isinstance(answer, Unknown)
+
+
+@needs_root
+def test_a_child_made_early_serves_the_first_owner_and_is_not_left_over() -> None:
+    processes, files = children(), descriptors()
+    owner.prepare()
+    owner.prepare()
+    early = children() - processes
+    assert len(early) == 1
+    with owner.start(NOBODY, sql=True) as found:
+        assert found._sql is not None
+        assert {found._sql._pid} == early
+        owner.discard()
+        answer = found.sql(directories=["/nonexistent"]).answer()
+        assert not isinstance(answer, Unknown)
+        assert answer["code"] in ("socket", "driver")
+        assert rights_of(found._sql._pid) == (["65534"] * 4, 0)
+    owner.prepare()
+    owner.discard()
+    assert (children(), descriptors()) == (processes, files)
+
+
+def rights_of(pid: int) -> tuple[list[str], int]:
+    with open(f"/proc/{pid}/status") as file:
+        fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    assert set(fields["Gid"].split()) != {"0"}
+    assert "0" not in fields["Groups"].split()
+    return fields["Uid"].split(), int(fields["CapPrm"], 16) | int(fields["CapEff"], 16)
 
 
 @needs_root

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from pgpreemptcheck.facts.clusters import Found, Postmaster
-from pgpreemptcheck.host import ContainerHost, Host
-from pgpreemptcheck.owner import Owner, Pending, start
+from pgpreemptcheck.host import Host
+from pgpreemptcheck.owner import Owner, Pending, discard, start
 from pgpreemptcheck.values import Fact, Known, Unknown
 
 Answer = Mapping[str, Any]
+
+ROOT = 0
+"""What cannot be root's is read as nobody (owner.py): so too is what belongs to nobody knows whom."""
 
 USUAL_SOCKETS = ("/run/postgresql", "/var/run/postgresql", "/tmp")
 """Where Debian, Red Hat and PostgreSQL itself put sockets: asked where the server's own place is not known."""
@@ -102,6 +105,8 @@ class LiveAccess(Access):
         except OSError:
             self.close()
             raise
+        finally:
+            discard()
 
     def _ask(self, owner: Owner, postmaster: Postmaster, deep: bool) -> Pending:
         known = isinstance(postmaster.socket_directories, Known)
@@ -116,10 +121,10 @@ class LiveAccess(Access):
             owner.close()
 
     def files(self, uid: Fact[int], root: str | None) -> Host:
-        owner = self._owners.get(uid.value) if isinstance(uid, Known) else None
-        if owner is not None:
-            return owner.host(root)
-        return self._host if root is None else ContainerHost(root)
+        number = uid.value if isinstance(uid, Known) else ROOT
+        if number not in self._owners:
+            self._owners[number] = start(number)
+        return self._owners[number].host(root)
 
     def answer(self, postmaster: Postmaster) -> Answer | Unknown:
         given = self.given_answer()

@@ -287,6 +287,11 @@ def _standby_limits(
     if not (isinstance(cluster.standby, Known) and cluster.standby.value) or isinstance(cluster.control, Unknown):
         return accepted, error
     settings = cluster.files.settings
+    if cluster.control.value.wal_level == "minimal":
+        reason = "WAL was generated with wal_level=minimal, cannot continue recovering"
+        return Known(False, cluster.control.source), StartError(None, None, reason)
+    if isinstance(settings.hot_standby, Known) and not settings.hot_standby.value:
+        return accepted, error
     for name, required in cluster.control.value.required.items():
         mine = getattr(settings, name, None)
         if isinstance(mine, Known) and mine.value < required:

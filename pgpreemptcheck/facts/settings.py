@@ -54,6 +54,7 @@ class Settings:
     max_pred_locks_per_transaction: Fact[int] = _later()
     min_dynamic_shared_memory: Fact[int] = _later(unit="bytes", doc="part of the main segment; 0 before 14")
     track_activity_query_size: Fact[int] = _later(unit="bytes", doc="for each allowed backend")
+    hot_standby: Fact[bool] = _later(doc="a standby answers queries, and must not be below its primary's limits")
 
 
 _SINCE = {
@@ -723,7 +724,9 @@ def _is_custom_name(name: str) -> bool:
 
 
 def _scaled(setting: Setting, value: Any) -> Any:
-    """Return memory in bytes; what is below 0 means something else and stays."""
+    """Return memory in bytes and booleans as such; what is below 0 means something else and stays."""
+    if setting.kind == "b":
+        return parse_bool(str(value))
     if setting.kind == "i" and setting.unit in _BYTES and value > 0:
         return value * _BYTES[setting.unit]
     return "" if value is None and setting.kind == "s" else value
@@ -747,6 +750,8 @@ def _from_sql(name: str, values: Mapping[str, str], major: int, source: str) -> 
     text = values[name]
     if setting is None or setting.kind in "se":
         return Known(text, source)
+    if setting.kind == "b":
+        return Known(_scaled(setting, text), source)
     number = parse_integer(text, "")
     if number is None:
         return Unknown(f"{source} gives {name} as {text}, which is no number")

@@ -1,0 +1,483 @@
+"""The whole program against real clusters: what it says against what was set, what runs, and what then happens.
+
+Right values come from the server (SQL, its log, whether it starts), from /proc/PID/smaps of its small segment, and from
+what the test itself set up. Outcomes foretold for a crash restart and for the next start are tried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import servers, tool
+from tests.servers import Running, Server, ServerRefusedError
+from tests.test_cgroups import write
+from tests.test_segment import POOL, pool
+from tests.tool import Answer, check, value
+
+psycopg = pytest.importorskip("psycopg")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can reserve huge pages and read other users' processes"),
+]
+
+KEYS = ("npm-13", "npm-14", "npm-15", "npm-16", "npm-17", "npm-18", "system-15", "debian-19")
+MB = 1 << 20
+PAGE = 2 * MB
+CONNECTIONS = (os.cpu_count() or 1) + 10
+"""More than there are CPUs, so that the link of parallelism holds."""
+
+EXPOSED = ("--assume", "cluster.kernel_preemptible=true")
+"""With a kernel that is preempted the verdict hangs on the other links."""
+
+
+# clusters ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A data directory of one build, its settings in postgresql.conf alone, its socket inside of it."""
+
+    server: Server
+    directory: str
+    port: int
+
+    @property
+    def conf(self) -> str:
+        return f"{self.directory}/postgresql.conf"
+
+    @property
+    def conninfo(self) -> str:
+        return f"host={self.directory} port={self.port} user=postgres dbname=postgres"
+
+    def configure(self, *lines: str) -> None:
+        """Write postgresql.conf: what keeps a server small and quick, and then these lines."""
+        usual = (
+            f"unix_socket_directories = '{self.directory}'",
+            "listen_addresses = ''",
+            f"port = {self.port}",
+            "fsync = off",
+            "min_wal_size = 64MB",
+            "shared_buffers = 16MB",
+            f"max_connections = {CONNECTIONS}",
+        )
+        with open(self.conf, "w") as file:
+            file.write("\n".join([*usual, *lines]) + "\n")
+
+    def start(self, *options: str) -> Running:
+        """Start it from its files alone. Raises ServerRefusedError with the log."""
+        command = [self.server.program("postgres"), "-D", self.directory, *options]
+        return self.server.start(self.directory, argv=command, port=self.port)
+
+
+@contextlib.contextmanager
+def a_cluster(key: str | int, *lines: str) -> Iterator[Cluster]:
+    """Give a cluster of its own, not started."""
+    server = servers.require(key)
+    with servers.private_directory() as folder:
+        cluster = Cluster(server, f"{folder}/data", servers.free_port())
+        server.initdb(cluster.directory)
+        cluster.configure(*lines)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[list[Cluster]]:
+    """One cluster of each build that is here."""
+    found = [server for key in KEYS if (server := servers.available().get(key)) is not None]
+    if not found:
+        pytest.skip("no PostgreSQL server here: python -m tests.servers fetch")
+    with servers.private_directory() as folder:
+        clusters = [Cluster(server, f"{folder}/{server.key}", servers.free_port()) for server in found]
+        together(lambda cluster: cluster.server.initdb(cluster.directory), clusters)
+        yield clusters
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_build_is_here(key: str) -> None:
+    """Those that are not are skipped by name: the tests of the fleet take what there is."""
+    servers.require(key)
+
+
+def together(do: Callable[[Any], Any], over: Iterable[Any]) -> list[Any]:
+    with ThreadPoolExecutor(4) as executor:
+        return list(executor.map(do, over))
+
+
+@contextlib.contextmanager
+def started(fleet: Sequence[Cluster]) -> Iterator[dict[str, Running]]:
+    """Start clusters at once, and stop them after; those that refuse are not among them."""
+
+    def start(cluster: Cluster) -> Running | None:
+        try:
+            return cluster.start()
+        except ServerRefusedError:
+            return None
+
+    running = {r.directory: r for r in together(start, fleet) if r is not None}
+    try:
+        yield running
+    finally:
+        together(lambda r: r.stop(), running.values())
+
+
+# the truth ---------------------------------------------------------------------------------------
+
+
+class Mapped(NamedTuple):
+    backing: str
+    size: int
+    page_bytes: int
+
+
+def mapped(pid: int) -> Mapped:
+    """Return the main segment as the kernel's own account of it has it: a page walk, which small servers bear."""
+    kinds = {"/anon_hugepage": "huge", "/dev/zero": "base", "/SYSV": "sysv"}
+    found: list[Mapped] = []
+    backing: str | None = None
+    size = 0
+    with open(f"/proc/{pid}/smaps") as file:
+        for line in file:
+            fields = line.split()
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                name = fields[5] if len(fields) > 5 and fields[1] == "rw-s" else ""
+                backing = next((kind for start, kind in kinds.items() if name.startswith(start)), None)
+            elif backing and fields[0] == "Size:":
+                size = int(fields[1]) << 10
+            elif backing and fields[0] == "KernelPageSize:":
+                found.append(Mapped(backing, size, int(fields[1]) << 10))
+    return max(found, key=lambda m: m.size)
+
+
+def query(conninfo: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        return list(connection.execute(statement).fetchall())
+
+
+def show(conninfo: str, name: str) -> str:
+    return str(query(conninfo, f"SHOW {name}")[0][0])
+
+
+def wait_for(done: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def answers(conninfo: str) -> bool:
+    try:
+        return query(conninfo, "SELECT 1") == [(1,)]
+    except psycopg.Error:
+        return False
+
+
+def crash(running: Running) -> bool:
+    """Kill one backend as the OOM killer does; return whether the postmaster came back."""
+    before = running.log().count("reinitializing")
+    with psycopg.connect(running.conninfo) as victim:
+        pid = victim.info.backend_pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(
+            lambda: running.process.poll() is not None or running.log().count("reinitializing") > before,
+            "the postmaster did not notice",
+        )
+    wait_for(lambda: running.process.poll() is not None or answers(running.conninfo), "the server did not come back")
+    return running.process.poll() is None
+
+
+def fell_back_or_not(running: Running) -> str:
+    """Return what became of a server that is up, in the words of the report."""
+    mode = show(running.conninfo, "huge_pages")
+    kind = show(running.conninfo, "shared_memory_type")
+    return "falls-back" if (mode, kind, mapped(running.pid).backing) == ("try", "mmap", "base") else "starts"
+
+
+def after_a_crash(running: Running) -> tuple[str, str | None]:
+    """Crash a server; return the outcome and the backing."""
+    pid = running.pid
+    if not crash(running):
+        return "refuses", None
+    assert running.pid == pid
+    return fell_back_or_not(running), mapped(pid).backing
+
+
+def after_a_restart(cluster: Cluster, running: Running) -> tuple[str, str | None]:
+    """Stop and start a server; return the outcome and the backing, and leave it stopped."""
+    running.stop()
+    try:
+        again = cluster.start()
+    except ServerRefusedError:
+        return "refuses", None
+    with again:
+        return fell_back_or_not(again), mapped(again.pid).backing
+
+
+def foretold(part: dict[str, Any]) -> tuple[str, str | None]:
+    """Return outcome and backing as a report has them for crash_restart or next_start."""
+    outcome = str(value(part["outcome"]))
+    return outcome, None if outcome == "refuses" else str(value(part["segment"]["backing"]))
+
+
+# every major, every setting, with a pool and without -----------------------------------------------
+
+_FACTORS = {None: 1, "": 1, "B": 1, "kB": 1 << 10, "8kB": 8 << 10, "MB": 1 << 20, "ms": 1, "s": 1, "min": 60}
+
+
+def assert_settings_as_server_says(cluster: Cluster, found: dict[str, Any]) -> None:
+    """Hold every running setting of a report against pg_settings."""
+    rows = {
+        name: (text, unit)
+        for name, text, unit in query(cluster.conninfo, "SELECT name, setting, unit FROM pg_settings")
+    }
+    for name, leaf in found.items():
+        text, unit = rows.get(name, ("0", None))  # not a setting of that major: 0 is what the server does
+        if isinstance(value(leaf), int):
+            expected: Any = int(text) * _FACTORS[unit] if text != "-1" else -1
+        else:
+            expected = text
+        assert value(leaf) == expected, (cluster.server.key, name)
+
+
+@pytest.mark.parametrize("kind", ["mmap", "sysv"])
+@pytest.mark.parametrize("pages", [0, 200])
+@pytest.mark.parametrize("mode", ["off", "try", "on"])
+def test_every_major(fleet: list[Cluster], mode: str, pages: int, kind: str) -> None:
+    """All builds at once, so that they also share one pool: what runs, what is needed, and what would come."""
+    for cluster in fleet:
+        cluster.configure(f"huge_pages = {mode}", f"shared_memory_type = {kind}")
+    backing = {"sysv": "sysv"}.get(kind, "huge" if pages and mode != "off" else "base")
+    refuses = mode == "on" and backing != "huge"
+    falls_back = mode == "try" and kind == "mmap" and not pages
+    with pool(pages), started(fleet) as running:
+        stopped = [option for c in fleet if c.directory not in running for option in ("--pgdata", c.directory)]
+        report = check(*EXPOSED, *stopped)
+        for cluster in fleet:
+            key, found = cluster.server.key, report.cluster(cluster.directory)
+            assert (cluster.directory not in running) is refuses, key
+            assert found["running"] is not refuses, key
+            assert value(found["freelist"]) is (cluster.server.major < 19), key
+            assert value(found["owner"]) == servers.server_user().pw_name, key
+            written = {"shared_buffers": 16 * MB, "huge_pages": mode, "max_connections": CONNECTIONS}
+            written |= {"shared_memory_type": kind}
+            for name, right in written.items():
+                leaf = found["next_start"]["settings"][name]
+                assert value(leaf) == right, (key, name)
+                assert_names_its_line(leaf["source"], cluster.conf, name)
+            assert value(found["next_start"]["settings"]["huge_page_size"]) == 0
+            assert value(found["next_start"]["accepted"]) is True, key
+            assert found["next_start"]["error"] is None, key
+            if refuses:
+                assert value(found["next_start"]["outcome"]) == "refuses", key
+                rule = "PPC207" if kind == "sysv" else "PPC202"
+                assert rule in report.failed(cluster.directory, "next_start"), key
+                assert report.verdict(cluster.directory, "next_start")["verdict"] == "not-applicable", key
+                assert report.code == 1
+                continue
+            assert_running_as_it_is(report, cluster, running[cluster.directory], backing)
+            assert ("PPC201" in report.failed(cluster.directory, "now")) is (mode == "try" and backing != "huge")
+            assert ("PPC214" in report.failed(cluster.directory, "now")) is (mode == "try" and kind == "sysv")
+            expected = ("falls-back" if falls_back else "starts", backing)
+            assert foretold(found["crash_restart"]) == foretold(found["next_start"]) == expected, key
+            fallen = report.failed(cluster.directory, "crash_restart") & {"PPC202", "PPC203"}
+            assert fallen == ({"PPC203"} if falls_back else set()), key
+        crashed = together(after_a_crash, running.values())
+        assert set(crashed) <= {("falls-back" if falls_back else "starts", backing)}
+        by_directory = {c.directory: c for c in fleet}
+        again = together(lambda r: after_a_restart(by_directory[r.directory], r), running.values())
+        assert set(again) <= {("falls-back" if falls_back else "starts", backing)}
+
+
+def assert_names_its_line(source: str, path: str, name: str) -> None:
+    with open(path) as file:
+        lines = [number for number, line in enumerate(file, 1) if line.split("=")[0].strip() == name]
+    assert source == f"{path} line {lines[-1]}", source
+
+
+def assert_running_as_it_is(report: Answer, cluster: Cluster, running: Running, backing: str) -> None:
+    """Hold what a report says of a running cluster against its server and /proc."""
+    key, found = cluster.server.key, report.cluster(cluster.directory)
+    truth = mapped(running.pid)
+    assert truth.backing == backing and truth.page_bytes == (PAGE if backing == "huge" else os.sysconf("SC_PAGESIZE"))
+    segment: dict[str, Any] = found["segment"]
+    assert (value(segment["backing"]), value(segment["bytes"]), value(segment["page_bytes"])) == tuple(truth), key
+    assert value(segment["base_pages"]) is (backing != "huge"), key
+    assert value(found["pid"]) == running.pid and value(found["port"]) == cluster.port, key
+    assert value(found["version"]) == show(cluster.conninfo, "server_version"), key
+    assert_settings_as_server_says(cluster, found["settings"])
+    needed = found["huge_pages_needed"]
+    assert value(needed["now"]) == value(needed["next_start"]) == -(-truth.size // PAGE), key
+    if cluster.server.major >= 15:
+        assert value(needed["now"]) == int(show(cluster.conninfo, "shared_memory_size_in_huge_pages")), key
+    if cluster.server.major >= 17:
+        status = show(cluster.conninfo, "huge_pages_status")
+        assert status == ("on" if backing == "huge" else "off"), key
+        assert value(found["server"]["huge_pages_status"]) == status, key
+    links = report.links(cluster.directory, "now")
+    assert links["freelist"] == ("holds" if cluster.server.major < 19 else "broken"), key
+    assert links["base_pages"] == ("broken" if backing == "huge" else "holds"), key
+    assert links["parallelism"] == "holds", key
+    exposed = cluster.server.major < 19 and backing != "huge"
+    assert report.verdict(cluster.directory, "now")["verdict"] == ("exposed" if exposed else "not-exposed"), key
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_page_count_is_exact(key: str) -> None:
+    """With one page fewer than the report says the server falls back, with that many it does not."""
+    with a_cluster(key, "huge_pages = try") as cluster, pool(0):
+        with cluster.start():
+            needed = value(check().cluster(cluster.directory)["huge_pages_needed"]["next_start"])
+        for pages, backing in ((needed - 1, "base"), (needed, "huge")):
+            set_pool(pages)
+            with cluster.start() as running:
+                assert mapped(running.pid).backing == backing, (pages, needed)
+
+
+def set_pool(pages: int) -> None:
+    """Change the pool inside of `pool()`, which puts it back."""
+    write(POOL, str(pages))
+
+
+# the silent fallback, and the pool that is cut meanwhile ------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["npm-14", "system-15", "npm-18"])
+def test_try_with_an_empty_pool_and_with_enough(key: str) -> None:
+    """Base pages, a finding for the silent fallback and the page count it needs; then huge, and the link broken."""
+    with a_cluster(key, "huge_pages = try") as cluster, pool(0):
+        with cluster.start() as running:
+            report, text = check(*EXPOSED), tool.text(*EXPOSED)
+            assert "HUGETLB" not in running.log().upper() and "huge" not in running.log().lower()
+            needed = -(-mapped(running.pid).size // PAGE)
+        found = report.finding("PPC201", cluster.directory, "now")
+        assert found["status"] == "fail"
+        assert {(e["fact"], e["value"]) for e in found["evidence"]} >= {
+            ("cluster.segment.backing", "base"),
+            ("cluster.settings.huge_pages", "try"),
+        }
+        assert re.search(rf"\b{needed} pages? of 2 MB", found["expected"]), found["expected"]
+        assert report.links(cluster.directory, "now")["base_pages"] == "holds"
+        assert "PPC201" in text and re.search(rf"\b{needed} of 2\s+MB", " ".join(text.split()))
+        set_pool(needed + 5)
+        with cluster.start() as running:
+            report = check(*EXPOSED)
+            assert mapped(running.pid).backing == "huge"
+            assert report.finding("PPC201", cluster.directory, "now")["status"] == "pass"
+            assert report.links(cluster.directory, "now")["base_pages"] == "broken"
+            assert report.verdict(cluster.directory, "now")["verdict"] == "not-exposed"
+
+
+@pytest.mark.parametrize("mode", ["try", "on"])
+def test_a_pool_cut_while_servers_run(fleet: list[Cluster], mode: str) -> None:
+    """All majors at once: now still huge, and then what the report foretold."""
+    for cluster in fleet:
+        cluster.configure(f"huge_pages = {mode}")
+    expected = ("falls-back", "base") if mode == "try" else ("refuses", None)
+    with pool(200), started(fleet) as running:
+        assert len(running) == len(fleet)
+        set_pool(0)
+        report = check(*EXPOSED)
+        for cluster in fleet:
+            key, found = cluster.server.key, report.cluster(cluster.directory)
+            assert_running_as_it_is(report, cluster, running[cluster.directory], "huge")
+            assert foretold(found["crash_restart"]) == foretold(found["next_start"]) == expected, key
+            rule = "PPC203" if mode == "try" else "PPC202"
+            for horizon in ("crash_restart", "next_start"):
+                finding = report.finding(rule, cluster.directory, horizon)
+                assert finding["status"] == "fail", key
+                assert finding["severity"] == "critical" or mode == "try", key
+                fallen_back = "exposed" if cluster.server.major < 19 else "not-exposed"
+                verdict = report.verdict(cluster.directory, horizon)["verdict"]
+                assert verdict == (fallen_back if mode == "try" else "not-applicable"), key
+        assert report.code == 1 or mode == "try"
+        assert set(together(after_a_crash, running.values())) == {expected}
+        by_directory = {c.directory: c for c in fleet}
+        again = together(lambda r: after_a_restart(by_directory[r.directory], r), running.values())
+        assert set(again) == {expected}
+
+
+@pytest.mark.parametrize("mode", ["try", "on"])
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_pool_cut_to_the_need_and_one_below(mode: str, short: int) -> None:
+    """The pages that the running segment holds are its own again after a crash: the count decides, to the page."""
+    with a_cluster(17, f"huge_pages = {mode}") as cluster, pool(60), cluster.start() as running:
+        needed = mapped(running.pid).size // PAGE
+        set_pool(needed - short)
+        found = check().cluster(cluster.directory)
+        assert value(found["crash_restart"]["pages_missing"]) == short
+        lost = ("falls-back", "base") if mode == "try" else ("refuses", None)
+        expected = lost if short else ("starts", "huge")
+        assert foretold(found["crash_restart"]) == foretold(found["next_start"]) == expected
+        assert after_a_crash(running) == expected
+        assert after_a_restart(cluster, running) == expected
+
+
+def test_pages_that_another_cluster_holds_cannot_be_had() -> None:
+    """The second of two clusters finds the pool taken, and is told so; overcommit would give it more."""
+    overcommit = "/proc/sys/vm/nr_overcommit_hugepages"
+    with open(overcommit) as file:
+        before = file.read()
+    with (
+        a_cluster(17, "huge_pages = on") as first,
+        a_cluster(18, "huge_pages = try") as second,
+        pool(60),
+        first.start() as running,
+    ):
+        set_pool(mapped(running.pid).size // PAGE + 5)
+        with second.start() as beside:
+            report = check()
+            assert foretold(report.cluster(first.directory)["next_start"]) == ("starts", "huge")
+            found = report.cluster(second.directory)["next_start"]
+            assert foretold(found) == ("falls-back", "base") and value(found["pages_obtainable"]) == 5
+            assert after_a_crash(beside) == ("falls-back", "base")
+            try:
+                write(overcommit, "100")
+                found = check().cluster(second.directory)["next_start"]
+                assert value(found["pages_obtainable"]) == 105
+                assert foretold(found) == after_a_crash(beside) == ("starts", "huge")
+            finally:
+                write(overcommit, before)
+
+
+def test_pages_of_another_size() -> None:
+    """huge_page_size names a pool of its own: without one `try` falls back and `on` refuses, with one it is used."""
+    gigantic = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages"
+    with a_cluster(17, "huge_pages = try", "huge_page_size = 32MB") as cluster, pool(60):
+        with cluster.start() as running:
+            report = check()
+            found = report.cluster(cluster.directory)
+            assert value(found["next_start"]["pool_exists"]) is os.path.exists(
+                "/sys/kernel/mm/hugepages/hugepages-32768kB"
+            )
+            assert "PPC206" in report.failed(cluster.directory, "next_start")
+            assert foretold(found["next_start"]) == after_a_crash(running) == ("falls-back", "base")
+            assert after_a_restart(cluster, running) == ("falls-back", "base")
+        if not os.path.exists(gigantic):
+            return
+        with open(gigantic) as file:
+            before = file.read()
+        try:
+            write(gigantic, str(int(before) + 1))
+            with open(gigantic) as file:
+                if int(file.read()) <= int(before):
+                    return  # memory is too scattered for a page of that size
+            cluster.configure("huge_pages = on", "huge_page_size = 1GB")
+            with cluster.start() as running:
+                found = check().cluster(cluster.directory)
+                assert mapped(running.pid) == ("huge", 1 << 30, 1 << 30)
+                assert value(found["segment"]["page_bytes"]) == value(found["segment"]["bytes"]) == 1 << 30
+                assert value(found["huge_pages_needed"]["now"]) == 1
+                assert foretold(found["next_start"]) == ("starts", "huge")
+                assert value(found["settings"]["huge_page_size"]) == 1 << 30
+        finally:
+            write(gigantic, before)

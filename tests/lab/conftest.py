@@ -114,7 +114,7 @@ class Boots:
 
 
 @pytest.fixture(scope="session")
-def boots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boots]:
+def boots(request: pytest.FixtureRequest) -> Iterator[Boots]:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         pytest.skip("the kernel lab needs root and apt-get (Debian or Ubuntu)")
     names: dict[str, None] = {}
@@ -127,6 +127,8 @@ def boots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         lab.setup()
     except lab.LabError as error:
         pytest.skip(str(error))
-    started = Boots(list(names), str(tmp_path_factory.mktemp("lab")))
+    results = os.path.join(lab.cache_directory(), "results")  # stay there, to look into after a failure
+    shutil.rmtree(results, ignore_errors=True)
+    started = Boots(list(names), results)
     yield started
     started.close()

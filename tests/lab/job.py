@@ -296,6 +296,7 @@ def group_capture() -> None:
             text = "".join(re.findall(r"^.*(?: rw-s |/bin/postgres).*\n", text, re.M))
         os.makedirs(os.path.dirname(root + name), exist_ok=True)
         write(root + name, text)
+        shutil.copystat(name, root + name)  # whether a file is newer than the server's start is told by its time
     write(f"{root}/proc/{pid}/cwd.txt", os.readlink(f"/proc/{pid}/cwd") + "\n")
     write(f"{root}/proc/{pid}/exe.txt", os.readlink(f"/proc/{pid}/exe") + "\n")
     write(f"{root}/uname.txt", run(["busybox", "uname", "-a"]).stdout)

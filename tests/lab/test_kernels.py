@@ -141,7 +141,8 @@ def test_without_debugfs_and_log_the_mode_is_that_of_build_and_boot(boots: Boots
         assert links(step)["kernel_preemption"] == "unknown"
         return
     assert found["mode"]["value"] == MODES[boot]  # nothing was written since the boot
-    assert step.truth["configs"][0] in found["mode"]["source"]
+    honoured = "preempt=" in step.truth["command_line"] and built(step.truth) != MODES[boot]
+    assert ("/proc/cmdline" if honoured else step.truth["configs"][0]) in found["mode"]["source"]
     assert found["certainty"] == "boot"
 
 

@@ -246,7 +246,7 @@ def _need(cluster: ClusterFacts, settings: Settings) -> Need:
             return Need(mine, at_least)
         if isinstance(running, Unknown):
             return Need(running, at_least)
-        if not _same(name, mine.value, running.value, at_least):
+        if not _same(name, mine.value, running.value, at_least, cluster.server):
             return Need(
                 Unknown(
                     f"{name} changes from {running.value} to {mine.value} ({mine.source}), and the size with it",
@@ -257,12 +257,16 @@ def _need(cluster: ClusterFacts, settings: Settings) -> Need:
     return Need(_running_need(cluster), at_least)
 
 
-def _same(name: str, wanted: object, running: object, shared_buffers: Fact[int]) -> bool:
+def _same(name: str, wanted: object, running: object, shared_buffers: Fact[int], server: Server | None) -> bool:
     """Return whether a setting leaves the size of the segment as it is."""
-    if name == "wal_buffers" and wanted == -1 and isinstance(shared_buffers, Known):
-        # xlog.c XLOGChooseNumBuffers: a 32nd of shared_buffers, at least 64 kB, at most a WAL segment (16 MB usually)
-        wanted = max(64 << 10, min(shared_buffers.value // 8192 // 32 * 8192, 16 << 20))
-    return wanted == running
+    if wanted == running or name != "wal_buffers" or wanted != -1 or isinstance(shared_buffers, Unknown):
+        return wanted == running
+    # xlog.c XLOGChooseNumBuffers: a 32nd of shared_buffers, at least 64 kB, at most a WAL segment (16 MB unless
+    # initdb was told otherwise)
+    said = server.settings.value if server is not None and isinstance(server.settings, Known) else {}
+    segment = said.get("wal_segment_size", "")
+    most = int(segment) if segment.isdigit() else 16 << 20
+    return running == max(64 << 10, min(shared_buffers.value // 8192 // 32 * 8192, most))
 
 
 def _running_need(cluster: ClusterFacts) -> Fact[int]:
@@ -295,9 +299,13 @@ def _standby_limits(
     for name, required in cluster.control.value.required.items():
         mine = getattr(settings, name, None)
         if isinstance(mine, Known) and mine.value < required:
-            reason = (
-                f"hot standby is not possible because of insufficient parameter settings: {name} = {mine.value} "
-                f"is a lower setting than on the primary server, where its value was {required}"
-            )
+            below = f"{name} = {mine.value} is a lower setting than on the"
+            if isinstance(cluster.major, Known) and cluster.major.value < 14:
+                reason = f"hot standby is not possible because {below} master server (its value was {required})"
+            else:
+                reason = (
+                    "recovery aborted because of insufficient parameter settings: "
+                    f"{below} primary server, where its value was {required}"
+                )
             return Known(False, f"{cluster.control.source}; {mine.source}"), StartError(None, None, reason)
     return accepted, error

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +22,10 @@ import pytest
 
 from tests import servers, tool
 from tests.servers import Running, Server, ServerRefusedError
-from tests.test_cgroups import write
+from tests.test_cgroups import inside, real_group, write
 from tests.test_segment import POOL, pool
-from tests.tool import Answer, check, value
+from tests.test_server import pgbouncer
+from tests.tool import Answer, check, gap, value
 
 psycopg = pytest.importorskip("psycopg")
 
@@ -242,8 +245,10 @@ def assert_settings_as_server_says(cluster: Cluster, found: dict[str, Any]) -> N
     }
     for name, leaf in found.items():
         text, unit = rows.get(name, ("0", None))  # not a setting of that major: 0 is what the server does
-        if isinstance(value(leaf), int):
-            expected: Any = int(text) * _FACTORS[unit] if text != "-1" else -1
+        if isinstance(value(leaf), bool):
+            expected: Any = text == "on"
+        elif isinstance(value(leaf), int):
+            expected = int(text) * _FACTORS[unit] if text != "-1" else -1
         else:
             expected = text
         assert value(leaf) == expected, (cluster.server.key, name)
@@ -481,3 +486,456 @@ def test_pages_of_another_size() -> None:
                 assert value(found["settings"]["huge_page_size"]) == 1 << 30
         finally:
             write(gigantic, before)
+
+
+# cgroups -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def limited(cluster: Cluster, **limits: int) -> Iterator[Running]:
+    """Start a cluster in a cgroup whose parent has these hugetlb limits (fault, rsvd) in bytes."""
+    names = {"fault": "hugetlb.2MB.max", "rsvd": "hugetlb.2MB.rsvd.max"}
+    with real_group() as group:
+        for name, limit in limits.items():
+            write(f"{group}/{names[name]}", str(limit))
+        with inside(f"{group}/leaf"):
+            running = cluster.start()
+        with running:
+            yield running
+
+
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-18", "debian-19"])
+def test_a_fault_limit_below_the_segment_is_critical(key: str) -> None:
+    """The server starts and says that huge pages are on; touching its buffers kills it."""
+    with (
+        a_cluster(key, "huge_pages = on", "shared_buffers = 64MB", "autovacuum = off") as cluster,
+        pool(100),
+        limited(cluster, fault=40 * MB) as running,
+    ):
+        truth = mapped(running.pid)
+        assert truth.backing == "huge" and truth.size > 64 * MB
+        if cluster.server.major >= 17:
+            assert show(cluster.conninfo, "huge_pages_status") == "on"
+        report = check(*EXPOSED)
+        found = report.cluster(cluster.directory)
+        for horizon, part in (
+            ("now", found["start"]),
+            ("crash_restart", found["crash_restart"]),
+            ("next_start", found["next_start"]),
+        ):
+            assert value(part["outcome"]) == "crashes", horizon
+            assert value(part["fault_limit_bytes"]) == 40 * MB, horizon
+            finding = report.finding("PPC204", cluster.directory, horizon)
+            assert (finding["status"], finding["severity"]) == ("fail", "critical"), horizon
+        assert report.code == 1
+        # INSERT takes buffers until none is left; CREATE TABLE AS would go round in a ring of a few
+        with contextlib.suppress(psycopg.Error), psycopg.connect(cluster.conninfo, autocommit=True) as connection:
+            connection.execute("CREATE TABLE big (filler text)")
+            connection.execute("INSERT INTO big SELECT repeat('x', 2000) FROM generate_series(1, 40000)")
+        wait_for(lambda: "terminated by signal 7" in running.log(), "no SIGBUS")
+
+
+def test_a_fault_limit_above_the_segment_is_none_to_mention() -> None:
+    with (
+        a_cluster(17, "huge_pages = on") as cluster,
+        pool(60),
+        limited(cluster, fault=40 * MB, rsvd=40 * MB) as running,
+    ):
+        assert mapped(running.pid).size < 40 * MB
+        report = check()
+        found = report.cluster(cluster.directory)
+        assert foretold(found["crash_restart"]) == foretold(found["next_start"]) == ("starts", "huge")
+        assert not {"PPC204", "PPC205"} & report.failed(cluster.directory, "next_start")
+
+
+def test_a_reservation_limit_keeps_the_pages_away() -> None:
+    """With `try` it runs on base pages in silence; with `on` in the files it would not come back."""
+    with a_cluster(17, "huge_pages = try") as cluster, pool(60), limited(cluster, rsvd=0) as running:
+        report = check(*EXPOSED)
+        found = report.cluster(cluster.directory)
+        assert value(found["segment"]["backing"]) == mapped(running.pid).backing == "base"
+        assert "PPC201" in report.failed(cluster.directory, "now")
+        assert value(found["crash_restart"]["reservation_limit_bytes"]) == 0
+        assert value(found["crash_restart"]["pages_missing"]) == 0
+        assert {"PPC203", "PPC205"} <= report.failed(cluster.directory, "crash_restart")
+        assert foretold(found["crash_restart"]) == after_a_crash(running) == ("falls-back", "base")
+        with open(f"/proc/{running.pid}/cgroup") as file:
+            group = next(line.strip().split(":", 2)[2] for line in file if line.startswith("0::"))
+        cluster.configure("huge_pages = on")
+        report = check(*EXPOSED)
+        assert foretold(report.cluster(cluster.directory)["next_start"]) == ("refuses", None)
+        assert {"PPC202", "PPC205"} <= report.failed(cluster.directory, "next_start") and report.code == 1
+        running.stop()
+        with (
+            inside(unified() + group),
+            pytest.raises(ServerRefusedError, match="could not map anonymous shared memory"),
+        ):
+            cluster.start()
+
+
+def unified() -> str:
+    """Return where the version 2 hierarchy is mounted."""
+    with open("/proc/self/mountinfo") as file:
+        return next(line.split()[4] for line in file if " - cgroup2 " in line)
+
+
+# without rights ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-18", "debian-19"])
+@pytest.mark.parametrize("backing", ["base", "huge"])
+def test_as_nobody(key: str, backing: str) -> None:
+    """What another user can't see is a gap with a reason; HugetlbPages = 0 proves base pages, more proves nothing."""
+    with (
+        a_cluster(key, "huge_pages = try") as cluster,
+        pool(60 if backing == "huge" else 0),
+        cluster.start() as running,
+    ):
+        assert mapped(running.pid).backing == backing
+        report = check(*EXPOSED, user="nobody")
+        found = report.cluster(cluster.directory)
+        assert value(found["pid"]) == running.pid and found["running"] is True
+        for part in (found["settings"]["shared_buffers"], found["segment"]["bytes"], found["next_start"]["accepted"]):
+            assert gap(part)
+        links = report.links(cluster.directory, "now")
+        if backing == "base":
+            assert value(found["segment"]["backing"]) == "base" and links["base_pages"] == "holds"
+        else:
+            assert gap(found["segment"]["backing"]) and gap(found["segment"]["page_bytes"])
+            assert links["base_pages"] == "unknown"
+        for horizon in ("now", "crash_restart", "next_start"):
+            links, verdict = report.links(cluster.directory, horizon), report.verdict(cluster.directory, horizon)
+            assert links["freelist"] in ("unknown", "holds" if cluster.server.major < 19 else "broken"), links
+            assert links["parallelism"] == "unknown", links
+            if links["freelist"] != "broken":
+                assert verdict["verdict"] == "undetermined", horizon
+        assert report.finding("PPC301", cluster.directory, "next_start")["status"] == "unknown"
+        assert report.code == 3
+        text = tool.text(user="nobody")
+        assert cluster.directory in " ".join(text.split()) and "Not known" in text
+
+
+def test_as_the_owner() -> None:
+    """The owner sees all of its own cluster that root sees."""
+    owner = servers.server_user().pw_name
+    with a_cluster(17, "huge_pages = try") as cluster, pool(60), cluster.start() as running:
+        report = check(*EXPOSED, user=owner)
+        assert_running_as_it_is(report, cluster, running, "huge")
+        found = report.cluster(cluster.directory)
+        assert foretold(found["crash_restart"]) == foretold(found["next_start"]) == ("starts", "huge")
+
+
+HIDEPID = ("unshare", "-m", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+PID_NAMESPACE = ("unshare", "-m", "-p", "--fork", "--mount-proc")
+
+
+def can_unshare(wrap: Sequence[str]) -> None:
+    done = subprocess.run([*wrap, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{wrap[0]}: {done.stderr.strip()}")
+
+
+def test_hidepid_hides_clusters_and_says_so() -> None:
+    can_unshare(HIDEPID)
+    with a_cluster(17, "huge_pages = off") as cluster, cluster.start() as running:
+        report = check(*EXPOSED, user="nobody", wrap=HIDEPID)
+        assert all(c["data_directory"] != cluster.directory for c in report.data["clusters"])
+        assert "hidepid" in gap(report.data["host"]["hidden_clusters"])
+        finding = report.finding("PPC306", None, "now")
+        assert (finding["status"], finding["severity"]) == ("unknown", "high") and report.code == 3
+        owned = check(*EXPOSED, user=servers.server_user().pw_name, wrap=HIDEPID)
+        assert value(owned.cluster(cluster.directory)["pid"]) == running.pid
+        assert owned.verdict(cluster.directory, "now")["verdict"] == "exposed"
+
+
+def test_hidepid_and_a_data_directory_named() -> None:
+    """A cluster whose process is hidden is not one that does not run."""
+    can_unshare(HIDEPID)
+    with a_cluster(17) as cluster, cluster.start():
+        for wrap, user in ((HIDEPID, "nobody"), (PID_NAMESPACE, None)):
+            report = check(*EXPOSED, "--pgdata", cluster.directory, user=user, wrap=wrap)
+            assert gap(report.data["host"]["hidden_clusters"])
+            assert report.finding("PPC306", None, "now")["status"] == "unknown" and report.code in (1, 3)
+
+
+def test_in_a_pid_namespace_no_postmaster_is_not_none() -> None:
+    can_unshare(PID_NAMESPACE)
+    with a_cluster(17) as cluster, cluster.start():
+        report = check(*EXPOSED, wrap=PID_NAMESPACE)
+        assert all(c["data_directory"] != cluster.directory for c in report.data["clusters"])
+        assert gap(report.data["host"]["hidden_clusters"])
+        assert report.finding("PPC306", None, "now")["status"] == "unknown" and report.code in (1, 3)
+
+
+# files that changed after the start --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-18", "debian-19"])
+def test_settings_changed_on_disk(key: str) -> None:
+    """What runs stays what it is, and the next start has the new values; a real restart then has them too."""
+    with a_cluster(key, "huge_pages = off") as cluster, pool(0), cluster.start() as running:
+        cluster.configure("huge_pages = off", "shared_buffers = '24 MB'", "huge_pages = try")
+        with open(f"{cluster.directory}/postgresql.auto.conf", "a") as file:
+            file.write(f"max_connections = '{CONNECTIONS + 7}'\n")
+        report = check(*EXPOSED)
+        found = report.cluster(cluster.directory)
+        assert_settings_as_server_says(cluster, found["settings"])
+        assert value(found["settings"]["huge_pages"]) == "off"
+        later = found["next_start"]["settings"]
+        assert value(later["shared_buffers"]) == 24 * MB and later["shared_buffers"]["source"].endswith(" line 9")
+        assert value(later["huge_pages"]) == "try" and later["huge_pages"]["source"].endswith(" line 10")
+        assert value(later["max_connections"]) == CONNECTIONS + 7
+        assert "postgresql.auto.conf" in later["max_connections"]["source"]
+        assert "PPC302" in report.failed(cluster.directory, "next_start")
+        assert gap(found["next_start"]["pages_needed"]) and value(found["next_start"]["pages_at_least"]) == 12
+        assert foretold(found["crash_restart"]) == ("starts", "base")
+        assert foretold(found["next_start"]) == ("falls-back", "base")
+        running.stop()
+        with cluster.start() as again:
+            names = ("shared_buffers", "huge_pages", "max_connections")
+            assert [show(cluster.conninfo, n) for n in names] == ["24MB", "try", str(CONNECTIONS + 7)]
+            assert fell_back_or_not(again) == "falls-back"
+
+
+BROKEN = [
+    "max_connections = lots",
+    "shared_buffers = 16 MB",
+    "shared_buffers = 10kB",
+    "work_mem = 64mb",
+    "huge_pages = yes_please",
+    "shared_bufers = 16MB",
+    "include 'not-there.conf'",
+    "wal_level",
+    "max_wal_senders = 5\nwal_level = minimal",
+]
+
+
+@pytest.mark.parametrize("lines", BROKEN)
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-18", "debian-19"])
+def test_a_file_that_the_server_refuses(key: str, lines: str) -> None:
+    """It runs on; the next start is refused with the words, the file and the line that the report has."""
+    with a_cluster(key) as cluster, cluster.start() as running:
+        cluster.configure(*lines.split("\n"))
+        report = check(*EXPOSED)
+        found = report.cluster(cluster.directory)
+        finding = report.finding("PPC301", cluster.directory, "next_start")
+        assert (finding["status"], finding["severity"], report.code) == ("fail", "critical", 1)
+        assert value(found["next_start"]["accepted"]) is False and value(found["next_start"]["outcome"]) == "refuses"
+        assert report.verdict(cluster.directory, "next_start")["verdict"] == "not-applicable"
+        assert report.verdict(cluster.directory, "now")["verdict"] in ("exposed", "not-exposed")
+        assert foretold(found["crash_restart"])[0] in ("starts", "falls-back")
+        running.stop()
+        with pytest.raises(ServerRefusedError) as refused:
+            cluster.start()
+        log = str(refused.value)
+        error = found["next_start"]["error"]
+        first = next(line for line in log.split("\n") if re.search(r"(LOG|FATAL):  ", line))
+        said = re.sub(r"^.*?(LOG|FATAL):  ", "", first)
+        assert error["reason"] in said or said in error["reason"], (error, log)
+        place = re.search(r'in file "([^"]+)" line (\d+)|"([^"]+)" line (\d+)', log)
+        if place is not None:
+            assert (error["file"], error["line"]) == (place[1] or place[3], int(place[2] or place[4])), (error, log)
+
+
+# standbys ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["npm-13", "npm-14", "system-15", "npm-18", "debian-19"])
+def test_a_standby_with_fewer_connections_than_its_primary(key: str) -> None:
+    """Its files are fine, and it refuses to start all the same, with the words of the report."""
+    with a_cluster(key, "wal_level = replica") as primary, servers.private_directory() as folder:
+        with primary.start():
+            query(primary.conninfo, "SELECT pg_switch_wal()")
+        standby = Cluster(primary.server, f"{folder}/data", servers.free_port())
+        shutil.copytree(primary.directory, standby.directory, symlinks=True)
+        servers.give(standby.directory)
+        with open(f"{standby.directory}/standby.signal", "w"):
+            pass
+        os.chmod(standby.directory, 0o700)
+        standby.configure(f"max_connections = {CONNECTIONS}")
+        with primary.start():
+            fine = check("--pgdata", standby.directory)
+            assert fine.finding("PPC301", standby.directory, "next_start")["status"] == "pass"
+            standby.configure(f"max_connections = {CONNECTIONS - 2}")
+            report = check("--pgdata", standby.directory)
+            found = report.cluster(standby.directory)
+            assert value(found["standby"]) is True and value(found["next_start"]["outcome"]) == "refuses"
+            finding = report.finding("PPC301", standby.directory, "next_start")
+            assert (finding["status"], report.code) == ("fail", 1)
+            with pytest.raises(ServerRefusedError) as refused:
+                standby.start()
+            reason = found["next_start"]["error"]["reason"]
+            log = " ".join(str(refused.value).split())
+            words = f"max_connections = {CONNECTIONS - 2} is a lower setting than on the"
+            assert words in reason and words in log, (reason, log)
+            assert str(CONNECTIONS) in reason.partition(words)[2]
+            fatal = re.search(r"FATAL:  (.*?)(?: max_connections|\n|$)", str(refused.value))
+            assert fatal is not None and fatal[1] in reason, (reason, fatal)
+            standby.configure(f"max_connections = {CONNECTIONS - 2}", "hot_standby = off")
+            report = check("--pgdata", standby.directory)
+            cold = standby_takes(standby)
+            assert report.finding("PPC301", standby.directory, "next_start")["status"] == ("pass" if cold else "fail")
+            os.unlink(f"{standby.directory}/standby.signal")
+            report = check("--pgdata", standby.directory)
+            assert report.finding("PPC301", standby.directory, "next_start")["status"] == "pass"
+
+
+def standby_takes(standby: Cluster) -> bool:
+    """Return whether a standby without hot_standby starts recovery; it never becomes ready, so its log is read."""
+    try:
+        standby.server.start(
+            standby.directory,
+            argv=[standby.server.program("postgres"), "-D", standby.directory],
+            port=standby.port,
+            timeout=2,
+        ).stop()
+    except ServerRefusedError as refused:
+        return "FATAL" not in str(refused).rpartition("not ready after")[2]
+    return True
+
+
+# where and how a server runs ---------------------------------------------------------------------
+
+
+def launched(cluster: Cluster, command: Sequence[str]) -> Running:
+    return cluster.server.start(cluster.directory, argv=command, port=cluster.port)
+
+
+def test_started_through_the_loader() -> None:
+    """/proc/PID/exe is the loader, which has no symbols of PostgreSQL: the version tells of the freelist."""
+    ELFFile = pytest.importorskip("elftools.elf.elffile").ELFFile  # noqa: N806 - its own name
+    for key in (17, "debian-19"):
+        with a_cluster(key) as cluster:
+            program = cluster.server.program("postgres")
+            with open(program, "rb") as file:
+                (loader,) = (s.get_interp_name() for s in ELFFile(file).iter_segments("PT_INTERP"))
+            with launched(cluster, [loader, program, "-D", cluster.directory]) as running:
+                assert "ld-" in os.readlink(f"/proc/{running.pid}/exe")
+                report = check(*EXPOSED)
+                found = report.cluster(cluster.directory)
+                assert value(found["pid"]) == running.pid
+                assert value(found["freelist"]) is (cluster.server.major < 19)
+                assert value(found["segment"]["backing"]) == mapped(running.pid).backing
+                assert_settings_as_server_says(cluster, found["settings"])
+                verdicts = ("exposed",) if cluster.server.major < 19 else ("not-exposed", "probably-not-exposed")
+                assert report.verdict(cluster.directory, "now")["verdict"] in verdicts
+
+
+def test_started_under_another_name() -> None:
+    with a_cluster(17) as cluster, servers.private_directory() as folder:
+        os.symlink(cluster.server.program("postgres"), f"{folder}/dbserver")
+        with launched(cluster, [f"{folder}/dbserver", "-D", cluster.directory]) as running:
+            report = check(*EXPOSED)
+            assert_running_as_it_is(report, cluster, running, mapped(running.pid).backing)
+
+
+def test_replaced_on_disk_while_it_runs() -> None:
+    """The running program counts, not the file that an upgrade put in its place."""
+    with a_cluster("npm-17") as cluster, servers.private_directory() as folder:
+        newer = servers.require("debian-19").program("postgres")
+        shutil.copytree(os.path.dirname(cluster.server.bin_dir), f"{folder}/native", symlinks=True)
+        servers.give(folder)
+        program = f"{folder}/native/bin/postgres"
+        with launched(cluster, [program, "-D", cluster.directory]) as running:
+            shutil.copy(newer, f"{program}.new")
+            os.rename(f"{program}.new", program)
+            assert os.readlink(f"/proc/{running.pid}/exe").endswith(" (deleted)")
+            report = check(*EXPOSED)
+            assert_running_as_it_is(report, cluster, running, mapped(running.pid).backing)
+
+
+def test_in_a_mount_namespace_of_its_own() -> None:
+    """Its data directory is on a file system that only it sees: files, settings and SQL are read through its root."""
+    can_unshare(("unshare", "-m"))
+    with a_cluster(17, "huge_pages = off") as cluster, servers.private_directory() as folder:
+        os.rename(cluster.directory, f"{folder}/kept")
+        os.mkdir(cluster.directory)  # what can be seen from outside: an empty folder
+        user = servers.server_user()
+        script = (
+            f"mount -t tmpfs tmpfs {cluster.directory} && cp -a {folder}/kept/. {cluster.directory} && "
+            f"chmod 700 {cluster.directory} && chown {user.pw_uid} {cluster.directory} && cd / && "
+            f"exec setpriv --reuid={user.pw_uid} --regid={user.pw_gid} --clear-groups "
+            f"{cluster.server.program('postgres')} -D {cluster.directory}"
+        )
+        with (
+            open(f"{folder}/log", "wb") as log,
+            subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=log, stderr=log, cwd="/") as process,
+        ):
+            try:
+                inside_conninfo = cluster.conninfo.replace("host=", f"host=/proc/{process.pid}/root")
+                wait_for(lambda: answers(inside_conninfo), "it did not start")
+                report = check(*EXPOSED)
+                found = report.cluster(cluster.directory)
+                assert value(found["pid"]) == process.pid
+                assert value(found["settings"]["shared_buffers"]) == 16 * MB
+                assert value(found["server"]["version"]) == show(inside_conninfo, "server_version")
+                assert value(found["next_start"]["accepted"]) is True
+                assert value(found["next_start"]["settings"]["huge_pages"]) == "off"
+                assert value(found["segment"]["bytes"]) == mapped(process.pid).size
+                assert report.verdict(cluster.directory, "now")["verdict"] == "exposed"
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(30)
+
+
+def test_two_clusters_and_an_unusual_socket_directory() -> None:
+    """Each is asked at its own address, though the port of one is the other's default elsewhere."""
+    with a_cluster(15) as one, a_cluster(18) as two, servers.private_directory() as folder:
+        os.makedirs(f"{folder}/a b/c'd")
+        servers.give(folder)
+        odd = Cluster(two.server, two.directory, two.port)
+        odd.configure(f"unix_socket_directories = '/tmp, \"{folder}/a b/c''d\"'", "listen_addresses = '127.0.0.1'")
+        with one.start() as first, odd.start() as second:
+            report = check(*EXPOSED)
+            assert_running_as_it_is(report, one, first, mapped(first.pid).backing)
+            found = report.cluster(odd.directory)
+            assert (value(found["pid"]), value(found["port"])) == (second.pid, odd.port)
+            assert value(found["version"]) == show(f"host=127.0.0.1 port={odd.port} user=postgres", "server_version")
+            assert value(found["settings"]["shared_buffers"]) == 16 * MB
+            assert "sql" in found["settings"]["shared_buffers"]["source"]
+
+
+# --dsn -------------------------------------------------------------------------------------------
+
+
+def test_a_dsn_to_a_local_cluster() -> None:
+    with a_cluster(17) as cluster, cluster.start() as running:
+        report = check(*EXPOSED, "--dsn", cluster.conninfo)
+        assert_running_as_it_is(report, cluster, running, mapped(running.pid).backing)
+        assert not [c for c in report.data["clusters"] if "dsn" in c["id"]]
+
+
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-18"])
+def test_a_dsn_through_pgbouncer(key: str) -> None:
+    """The pooler is no wall: the backend behind it runs here. Its next client finds nothing changed."""
+    with a_cluster(key) as cluster, cluster.start() as running, pgbouncer(running) as through:
+        report = check(*EXPOSED, "--dsn", through)
+        assert_running_as_it_is(report, cluster, running, mapped(running.pid).backing)
+        assert not [c for c in report.data["clusters"] if "dsn" in c["id"]]
+        with psycopg.connect(through, autocommit=True, prepare_threshold=None) as next_client:
+            for name, usual in (("statement_timeout", "0"), ("lock_timeout", "0"), ("search_path", '"$user", public')):
+                row = next_client.execute(f"SHOW {name}").fetchone()
+                assert row is not None and row[0] == usual
+
+
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-18", "debian-19"])
+def test_a_dsn_to_a_server_elsewhere(key: str) -> None:
+    """Seen from another PID and network namespace nothing of this host can be said of the server, whatever is known."""
+    elsewhere = ("unshare", "-m", "-p", "-n", "--fork", "--mount-proc")
+    can_unshare(elsewhere)
+    with a_cluster(key, "huge_pages = off") as cluster, cluster.start():
+        report = check("--dsn", cluster.conninfo, wrap=elsewhere)
+        (found,) = (c for c in report.data["clusters"] if "dsn" in c["id"])
+        assert found["data_directory"] is None
+        assert value(found["version"]) == show(cluster.conninfo, "server_version")
+        assert value(found["settings"]["shared_buffers"]) == 16 * MB
+        assert value(found["freelist"]) is (cluster.server.major < 19)
+        for leaf in (found["segment"]["backing"], found["kernel_preemptible"], found["cpus"]["allowed"], found["pid"]):
+            assert "elsewhere" in gap(leaf)
+        for verdict in (v for v in report.data["verdicts"] if v["cluster"] == found["id"]):
+            links = {link["link"]: link["state"] for link in verdict["links"]}
+            if verdict["horizon"] == "now":
+                assert links["base_pages"] == links["kernel_preemption"] == links["parallelism"] == "unknown"
+            allowed = {"undetermined", "not-applicable"} if cluster.server.major < 19 else {
+                "not-exposed", "probably-not-exposed", "not-applicable"}  # fmt: skip
+            assert verdict["verdict"] in allowed, verdict

@@ -20,6 +20,8 @@ from pgpreemptcheck.values import Fact, Known, Unknown
 MB = 1 << 20
 PAGE = 2 * MB
 GAP = Unknown("not read")
+YES = Known(True, "test")
+NOTHING = Held(0, 0)
 
 
 def known(value: Any) -> Known[Any]:
@@ -43,10 +45,10 @@ def settings(**changes: Any) -> Settings:
 def run(
     pools: tuple[Pool, ...] | Unknown,
     need: int | None = 72 * PAGE,
-    own: Held = Held(0, 0),
+    own: Held = NOTHING,
     limits: tuple[HugetlbLimit, ...] | Unknown = (),
-    accepted: Fact[bool] = Known(True, "test"),
-    hugetlbfs: Fact[bool] = Known(True, "test"),
+    accepted: Fact[bool] = YES,
+    hugetlbfs: Fact[bool] = YES,
     at_least: int = 128 * MB,
     **changes: Any,
 ) -> Start:

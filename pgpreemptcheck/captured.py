@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tarfile
 
 _MAX_MEMBERS = 400_000
+_MAX_HEADER = 1 << 20  # of long names and PAX attributes, which tarfile holds in memory
 _CACHE_FILE = 1 << 20  # a member up to this size is kept in memory on the one pass over the archive,
 _CACHE_TOTAL = 96 << 20  # up to this sum; others are found again by a second pass
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
@@ -151,9 +152,15 @@ class ArchiveHost(CapturedHost):
     def _open(self) -> tarfile.TarFile:
         import tarfile
 
+        class Member(tarfile.TarInfo):
+            def _proc_member(self, archive: tarfile.TarFile) -> Any:
+                if self.size > _MAX_HEADER and self.type not in tarfile.REGULAR_TYPES:
+                    raise tarfile.ReadError("a member's name or attributes are larger than can be")
+                return super()._proc_member(archive)  # type: ignore[misc]  # where tarfile reads such headers whole
+
         if self._path.endswith((".zst", ".tzst")):
-            return tarfile.open(fileobj=_open_zst(self._path), mode="r|")
-        return tarfile.open(self._path, mode="r|*")
+            return tarfile.open(fileobj=_open_zst(self._path), mode="r|", tarinfo=Member)
+        return tarfile.open(self._path, mode="r|*", tarinfo=Member)
 
     def _index(self) -> None:
         import lzma

@@ -230,3 +230,13 @@ def test_archive_members_with_dots_are_ignored(tmp_path: Path) -> None:
     host = ArchiveHost(str(path))
     assert isinstance(host.read("/etc/evil"), Unknown)
     assert host.read("/../proc/meminfo") == Known("x", "/../proc/meminfo")
+
+
+def test_a_header_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "host.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("proc/meminfo")
+        member.pax_headers = {"comment": "x" * (8 << 20)}
+        archive.addfile(member)
+    with pytest.raises(HostError):
+        open_captured(str(path))

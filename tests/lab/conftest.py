@@ -113,6 +113,14 @@ class Boots:
         return Step(tool["report"], found["truth"], tool["exit"], tool["stderr"], found.get("refused", ""))
 
 
+def results_folder() -> str:
+    """Return a folder of this session's own; it stays, to look into after a failure, until a later session starts."""
+    for old in glob.glob(os.path.join(lab.cache_directory(), "results-*")):
+        if not os.path.exists("/proc/" + old.rpartition("-")[2]):  # that session has ended
+            shutil.rmtree(old, ignore_errors=True)
+    return os.path.join(lab.cache_directory(), f"results-{os.getpid()}")
+
+
 @pytest.fixture(scope="session")
 def boots(request: pytest.FixtureRequest) -> Iterator[Boots]:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -127,8 +135,6 @@ def boots(request: pytest.FixtureRequest) -> Iterator[Boots]:
         lab.setup()
     except lab.LabError as error:
         pytest.skip(str(error))
-    results = os.path.join(lab.cache_directory(), "results")  # stay there, to look into after a failure
-    shutil.rmtree(results, ignore_errors=True)
-    started = Boots(list(names), results)
+    started = Boots(list(names), results_folder())
     yield started
     started.close()

@@ -312,7 +312,8 @@ def build_root(arch: str = "amd64") -> str:
         if os.path.exists(path):
             return path
         for old in glob.glob(os.path.join(cache_directory(), f"root-{arch}-*")):
-            shutil.rmtree(old) if os.path.isdir(old) else os.unlink(old)
+            if os.path.getmtime(old) < time.time() - 86400:  # a younger one may be in use by another checkout
+                shutil.rmtree(old) if os.path.isdir(old) else os.unlink(old)
         with tempfile.TemporaryDirectory(dir=cache_directory()) as work:
             root = work + "/root"
             _run(

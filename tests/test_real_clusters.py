@@ -907,10 +907,17 @@ def test_two_clusters_and_an_unusual_socket_directory() -> None:
 # --dsn -------------------------------------------------------------------------------------------
 
 
-def test_a_dsn_to_a_local_cluster() -> None:
-    with a_cluster(17) as cluster, cluster.start() as running:
-        report = check(*EXPOSED, "--dsn", cluster.conninfo)
-        assert_running_as_it_is(report, cluster, running, mapped(running.pid).backing)
+def test_a_dsn_to_one_of_two_local_clusters() -> None:
+    """What the server says is said of its own cluster; the other is asked at its own socket."""
+    with (
+        a_cluster(17) as named,
+        a_cluster(17, "shared_buffers = 24MB") as other,
+        named.start() as one,
+        other.start() as two,
+    ):
+        report = check(*EXPOSED, "--dsn", named.conninfo)
+        assert_running_as_it_is(report, named, one, mapped(one.pid).backing)
+        assert_running_as_it_is(report, other, two, mapped(two.pid).backing)
         assert not [c for c in report.data["clusters"] if "dsn" in c["id"]]
 
 

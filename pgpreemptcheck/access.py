@@ -53,7 +53,7 @@ class Access:
             return Unknown("the capture holds no SQL answers", "capture with SQL access", kind="absent")
         try:
             answer = json.loads(text.value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Unknown(f"{text.source} is not JSON")
         return answer if isinstance(answer, dict) else Unknown(f"{text.source} holds no answers of a server")
 

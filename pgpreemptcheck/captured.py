@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,16 @@ if TYPE_CHECKING:
 
 _MAX_MEMBERS = 400_000
 _MAX_HEADER = 1 << 20  # of long names and PAX attributes, which tarfile holds in memory
-_CACHE_FILE = 1 << 20  # a member up to this size is kept in memory on the one pass over the archive,
-_CACHE_TOTAL = 96 << 20  # up to this sum; others are found again by a second pass
+_CACHE_FILE = 4 << 20  # a member that check reads, up to this size, is kept in memory on the one pass over the
+_CACHE_TOTAL = 96 << 20  # archive, up to this sum; others are found again by a further pass,
+_MAX_PASSES = 20  # of which there are so many at most
+_MAX_TOTAL = 64 << 30  # bytes in all members: above, it is no capture of ours but a bomb
+_WANTED = re.compile(
+    r"/(proc|sys|sql|etc|var/log|sos_commands/(kernel|host|general|logs|process|processor))/|"
+    r"/boot/config-|/modules/[^/]+/config$|/[^/]*\.txt$|"
+    r"/(PG_VERSION|postmaster\.pid|pg_control|[^/]*\.conf|[^/]*\.signal)$"
+)
+"""What check reads, so that a large sosreport does not crowd it out of memory."""
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
 
 _SOS_PLACES: dict[str, tuple[str, ...]] = {
@@ -146,6 +155,7 @@ class ArchiveHost(CapturedHost):
         self._members: dict[str, tarfile.TarInfo] = {}
         self._data: dict[str, bytes] = {}
         self._folders: dict[str, set[str]] = {"/": set()}
+        self._passes = 0
         self._index()
         self._prefix = self._find_root()
 
@@ -167,7 +177,7 @@ class ArchiveHost(CapturedHost):
         import tarfile
         import zlib
 
-        kept = 0
+        kept = total = 0
         try:
             with self._open() as archive:
                 for number, member in enumerate(archive):
@@ -178,7 +188,11 @@ class ArchiveHost(CapturedHost):
                         continue
                     self._members[name] = member
                     self._add_folder(name, member.isdir())
-                    if member.isreg() and member.size <= _CACHE_FILE and kept + member.size <= _CACHE_TOTAL:
+                    total += member.size
+                    if total > _MAX_TOTAL:
+                        raise HostError(f"{self._path}: more than {_MAX_TOTAL >> 30} GB in it; capture less")
+                    small = member.isreg() and member.size <= _CACHE_FILE and kept + member.size <= _CACHE_TOTAL
+                    if small and _WANTED.search(name):
                         stream = archive.extractfile(member)
                         data = stream.read() if stream else b""
                         if len(data) < member.size:
@@ -237,6 +251,9 @@ class ArchiveHost(CapturedHost):
         return self._fetch_again(member.name, offset, length)
 
     def _fetch_again(self, member_name: str, offset: int, length: int) -> bytes:
+        self._passes += 1
+        if self._passes > _MAX_PASSES:
+            raise OSError(errno.EFBIG, "too many files of this archive are too large to be kept", member_name)
         with self._open() as archive:
             for member in archive:
                 if member.name == member_name:

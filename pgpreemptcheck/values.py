@@ -55,6 +55,14 @@ class Unknown:
 Fact = Union[Known[T], Unknown]
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number that any counter could have: ASCII digits, twenty at most.
+
+    Files of a capture, and those that other users write, can hold anything; int() raises above 4300 digits.
+    """
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
 def measured(*, unit: str = "", doc: str = "") -> Any:
     """Declare a dataclass field that holds a fact, with its unit (bytes, seconds, pages, share, ...) and meaning.
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal
 from pgpreemptcheck.facts.cpus import CpuShare
 from pgpreemptcheck.facts.segment import Segment
 from pgpreemptcheck.facts.server import Server
-from pgpreemptcheck.facts.settings import Settings, StartError
+from pgpreemptcheck.facts.settings import Settings, StartError, restarts_changed
 from pgpreemptcheck.facts.system import System
 from pgpreemptcheck.start import Need, Outcome, Start, held, no_start, resulting_segment, start
-from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
 if TYPE_CHECKING:
     from pgpreemptcheck.assume import Assumptions
@@ -254,7 +254,29 @@ def _need(cluster: ClusterFacts, settings: Settings) -> Need:
                 ),
                 at_least,
             )
+    other = _other_change(cluster) if settings is cluster.files.settings else None
+    if other is not None:
+        return Need(
+            Unknown(
+                f"{other} is not in the files what it is in the running server, and may change the size",
+                "with the server stopped: postgres -D DATA_DIRECTORY -C shared_memory_size_in_huge_pages (15+)",
+            ),
+            at_least,
+        )
     return Need(_running_need(cluster), at_least)
+
+
+def _other_change(cluster: ClusterFacts) -> str | None:
+    """Return a setting that only a start changes, changed in the files, which is none of those compared above."""
+    server, postmaster = cluster.server, cluster.postmaster
+    if (
+        server is None
+        or postmaster is None
+        or isinstance(server.settings, Unknown)
+        or isinstance(cluster.major, Unknown)
+    ):
+        return None
+    return restarts_changed(cluster.files, server.settings.value, postmaster.argv, cluster.major.value)
 
 
 def _same(name: str, wanted: object, running: object, shared_buffers: Fact[int], server: Server | None) -> bool:
@@ -265,7 +287,7 @@ def _same(name: str, wanted: object, running: object, shared_buffers: Fact[int],
     # initdb was told otherwise)
     said = server.settings.value if server is not None and isinstance(server.settings, Known) else {}
     segment = said.get("wal_segment_size", "")
-    most = int(segment) if segment.isdigit() else 16 << 20
+    most = int(segment) if is_number(segment) else 16 << 20
     return running == max(64 << 10, min(shared_buffers.value // 8192 // 32 * 8192, most))
 
 
@@ -277,7 +299,7 @@ def _running_need(cluster: ClusterFacts) -> Fact[int]:
     server, running = cluster.server, cluster.settings
     if server is not None and running is not None and isinstance(server.huge_pages_needed, Known):
         megabytes = server.settings.value.get("shared_memory_size") if isinstance(server.settings, Known) else None
-        if megabytes is not None and megabytes.isdigit():
+        if megabytes is not None and is_number(megabytes):
             return Known(int(megabytes) << 20, "sql shared_memory_size")
     return size
 

@@ -268,9 +268,13 @@ def test_a_heuristic_cut_off_is_named() -> None:
 
 
 def test_without_clusters_nothing_applies() -> None:
-    got = evaluated(HOST)
+    got = evaluated({**HOST, "host.hidden_clusters": 0})
     assert {f.status for f in got.findings if f.rule in ("T-FALLBACK", "T-DIFFERS")} == {"not-applicable"}
     assert {(v.verdict, v.cluster) for v in got.verdicts} == {("not-applicable", None)}
+    hidden = evaluated(HOST)  # whether one runs out of sight is not known
+    assert {(v.verdict, v.cluster, v.settles) for v in hidden.verdicts} == {
+        ("undetermined", None, "host.hidden_clusters")
+    }
     assert {f.status for f in got.findings if f.rule == "T-TABLES"} == {"pass"}
 
 

@@ -408,8 +408,8 @@ def test_running(read: Reader) -> None:
     assert value(found, "max_connections") == (50, "command line")
     assert found.shared_buffers == Unknown("the files were changed after the server started", "give SQL access")
     assert isinstance(settings.running(files, None, argv, 15, Unknown("hidden")).shared_buffers, Unknown)
-    assert value(settings.running(files, {"shared_buffers": "1"}, argv, 15, before), "shared_buffers") == (
-        8192,
+    assert value(settings.running(files, {"shared_buffers": "16"}, argv, 15, before), "shared_buffers") == (
+        16 * 8192,
         "sql pg_settings",
     )
 
@@ -427,3 +427,25 @@ def test_a_file_of_30_kb_takes_a_few_milliseconds(read: Reader) -> None:
         best = min(best, time.perf_counter() - start)
     assert len(text) > 29_000
     assert best < 0.02  # about 1 ms on a small idle machine
+
+
+def test_a_server_cannot_say_what_no_server_has() -> None:
+    found = settings.from_server({"max_connections": "-1", "shared_buffers": "9" * 5000}, 17)
+    assert isinstance(found.max_connections, Unknown) and isinstance(found.shared_buffers, Unknown)
+
+
+@pytest.mark.parametrize(
+    ("line", "runs", "changed"),
+    [
+        (b"transaction_buffers = 16MB", {"transaction_buffers": "32"}, "transaction_buffers"),
+        (b"transaction_buffers = 256kB", {"transaction_buffers": "32"}, None),
+        (b"pg_stat_statements.max = 1000000", {"pg_stat_statements.max": "5000"}, "pg_stat_statements.max"),
+        (b"pg_stat_statements.max = 5000", {"pg_stat_statements.max": "5000"}, None),
+        (b"pg_stat_statements.max = 5000", {}, None),  # not loaded: it takes no memory
+        (b"work_mem = 1GB", {"work_mem": "4096"}, None),  # no start is needed for it
+        (b"max_wal_senders = 20", {"max_wal_senders": "10"}, None),  # the command line keeps it
+    ],
+)
+def test_what_only_a_start_changes(read: Reader, line: bytes, runs: dict[str, str], changed: str | None) -> None:
+    files = read(line + b"\n", major=17)
+    assert settings.restarts_changed(files, runs, ("postgres", "-c", "max_wal_senders=10"), 17) == changed

@@ -119,7 +119,7 @@ def evaluate(rules: RuleSet, views: Mapping[Horizon, View]) -> Evaluation:
                     continue
                 verdicts.append(judge_scenario(scenario, tables[horizon, name], horizon, name, rules))
         if not clusters:
-            verdicts += [_not_applicable(scenario, None, horizon, _NO_CLUSTER) for horizon in horizons]
+            verdicts += [_without_cluster(scenario, tables[horizon, None], horizon) for horizon in horizons]
     return Evaluation(tuple(findings), tuple(verdicts))
 
 
@@ -368,6 +368,18 @@ def _without_subject(facts: Environment, horizon: Horizon) -> str:
     if horizon == "crash_restart" and outcome in ("refuses", "crashes"):
         return "PostgreSQL does not come back after a crash of one backend"
     return ""
+
+
+def _without_cluster(scenario: Scenario, host: Environment, horizon: Horizon) -> Verdict:
+    """No cluster was found: there is nothing to judge, unless one may run that cannot be seen."""
+    hidden = host.fact("host.hidden_clusters")
+    if isinstance(hidden, Known):
+        return _not_applicable(scenario, None, horizon, _NO_CLUSTER)
+    name = "host.hidden_clusters"
+    verdict = _not_applicable(scenario, None, horizon, f"no PostgreSQL was seen, but one may be here: {hidden.reason}")
+    return verdict._replace(
+        verdict="undetermined", severity=scenario.severity[0].level, settles=name, unknown_facts=(name,)
+    )
 
 
 def _not_applicable(scenario: Scenario, cluster: str | None, horizon: Horizon, reason: str) -> Verdict:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
 _MAX_DEPTH = 64
 _UNLIMITED = 1 << 60
@@ -73,7 +73,7 @@ def _page_size(name: str) -> str | None:
     if len(parts) != 3 or parts[0] != "hugetlb" or parts[2] not in ("max", "limit_in_bytes"):
         return None
     tag = parts[1]
-    return tag if tag[-2:] in _UNITS and tag[:-2].isdecimal() else None
+    return tag if tag[-2:] in _UNITS and is_number(tag[:-2]) else None
 
 
 def _limit(host: Host, version: int, folder: str, tag: str, page_bytes: int) -> HugetlbLimit:
@@ -93,7 +93,7 @@ def _pool_sizes(host: Host) -> set[int]:
     folders = host.list("/sys/kernel/mm/hugepages")
     names = folders.value if isinstance(folders, Known) else ()
     sizes = (name.removeprefix("hugepages-").removesuffix("kB") for name in names)
-    return {int(size) << 10 for size in sizes if size.isdecimal()}
+    return {int(size) << 10 for size in sizes if is_number(size)}
 
 
 def cpu_quota(host: Host, pid: int | str) -> Fact[float | None]:
@@ -135,7 +135,7 @@ def _quota(host: Host, version: int, folder: str, names: tuple[str, ...]) -> Fac
         fields += period.value.split()
     if fields and fields[0] in ("max", "-1"):
         return Known(None, path)
-    if len(fields) != 2 or not all(field.isdecimal() and int(field) for field in fields):
+    if len(fields) != 2 or not all(is_number(field) and int(field) for field in fields):
         return Unknown(f"{path} does not read as a quota and a period")
     return Known(int(fields[0]) / int(fields[1]), path)
 
@@ -268,7 +268,7 @@ def _bytes_or_none(host: Host, path: str) -> Fact[int | None]:
     word = text.value.strip()
     if word == "max":
         return Known(None, path)
-    if not word.isdecimal():
+    if not is_number(word):
         return Unknown(f"{path} does not read as a number of bytes")
     return Known(None if int(word) >= _UNLIMITED else int(word), path)
 
@@ -278,4 +278,4 @@ def _count(host: Host, path: str) -> Fact[int]:
     if isinstance(text, Unknown):
         return text
     word = text.value.strip()
-    return Known(int(word), path) if word.isdecimal() else Unknown(f"{path} does not read as a number of bytes")
+    return Known(int(word), path) if is_number(word) else Unknown(f"{path} does not read as a number of bytes")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, stopped_clusters
 from pgpreemptcheck.facts.postmasters import Postmaster, Processes, postmaster, postmasters, process_link, service_unit
 from pgpreemptcheck.host import Host, LiveHost
-from pgpreemptcheck.values import Fact, Known, Unknown, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, record
 
 __all__ = ["Found", "Postmaster", "StoppedCluster", "find", "major", "starts_at_boot", "version"]
 
@@ -133,7 +133,7 @@ def _sockets(host: Host) -> list[_Socket]:
     for line in text.value.split("\n"):
         place, named, port = line.rpartition("/.s.PGSQL.")
         fields = place.split(maxsplit=7)  # Num RefCount Protocol Flags Type St Inode Path
-        if not named or len(fields) < 7 or not port.isdecimal() or not fields[6].isdecimal():
+        if not named or len(fields) < 7 or not is_number(port) or not is_number(fields[6]):
             continue
         try:
             listens = int(fields[3], 16) & _ACCEPTS

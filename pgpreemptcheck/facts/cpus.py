@@ -71,7 +71,7 @@ def parse_list(text: str) -> frozenset[int] | None:
         if part.isascii() and part.isdigit() and len(part) < 6:
             numbers.add(int(part))
             continue
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9})/(\d{1,9}))?)?\s*", part)
         if match is None:
             if part.strip():
                 return None
@@ -118,7 +118,7 @@ def _online(host: Host) -> Fact[int]:
         numbers = parse_list(match[1]) if match else None
         if numbers:
             return Known(len(numbers), f"{text.source} On-line CPU(s) list")
-        match = re.search(r"^CPU\(s\):\s*(\d+)\s*$", text.value, re.M)
+        match = re.search(r"^CPU\(s\):\s*(\d{1,9})\s*$", text.value, re.M)
         # all CPUs: lscpu prints a list of those off-line beside it, if there are any
         if match and "Off-line CPU(s) list:" not in text.value:
             return Known(int(match[1]), f"{text.source} CPU(s)")

@@ -14,7 +14,7 @@ from pgpreemptcheck.facts import meminfo
 from pgpreemptcheck.facts.kernel import Kernel
 from pgpreemptcheck.facts.kernel_config import architecture_of, version_of
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
 POOLS = "/sys/kernel/mm/hugepages"
 NODES = "/sys/devices/system/node"
@@ -217,7 +217,7 @@ def _number(host: Host, path: str) -> Fact[int]:
     if isinstance(text, Unknown):
         return text
     word = text.value.strip()
-    if not (word.isascii() and word.isdigit() and len(word) <= 20):
+    if not is_number(word):
         return Unknown(f"{path} is not a number: {word[:40]!r}")
     number = int(word)
     if number >= 1 << 63:

@@ -95,7 +95,7 @@ def values(parameters: list[tuple[str, str | None]], name: str) -> list[str]:
 
 def memory_size(text: str) -> int:
     """Return what the kernel's memparse() makes of a size in bytes: `2M`, `0x200000`, `1GB` (the B is ignored)."""
-    match = re.match(r"(0[xX][0-9a-fA-F]+|\d+)([KMGTPEkmgtpe]?)", text)
+    match = re.match(r"(0[xX][0-9a-fA-F]{1,16}|\d{1,20})([KMGTPEkmgtpe]?)", text)
     if match is None:
         return 0
     digits = match[1]

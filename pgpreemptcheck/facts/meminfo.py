@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number
 
 PATH = "/proc/meminfo"
 
@@ -34,7 +34,7 @@ class Meminfo(NamedTuple):
         words = self._words(key)
         if isinstance(words, Unknown):
             return words
-        if len(words) != 1 or not _is_number(words[0]):
+        if len(words) != 1 or not is_number(words[0]):
             return Unknown(f"{PATH}: {key} is not one number: {' '.join(words)[:60]}", "read the file again")
         number = int(words[0])
         if number >= _WRAPPED:
@@ -46,16 +46,12 @@ class Meminfo(NamedTuple):
         words = self._words(key)
         if isinstance(words, Unknown):
             return words
-        if len(words) != 2 or not _is_number(words[0]) or words[1].lower() != "kb":
+        if len(words) != 2 or not is_number(words[0]) or words[1].lower() != "kb":
             return Unknown(f"{PATH}: {key} is not one size in kB: {' '.join(words)[:60]}", "read the file again")
         number = int(words[0])
         if number >= _WRAPPED:
             return Unknown(f"{PATH}: {key} is {number} kB, a counter that went below zero in the kernel")
         return Known(number * 1024, f"{PATH} {key}")
-
-
-def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= 20
 
 
 def read(host: Host) -> Meminfo:

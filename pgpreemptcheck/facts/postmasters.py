@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pgpreemptcheck.host import ContainerHost, Host, LiveHost
-from pgpreemptcheck.values import Fact, Known, Unknown, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, record
 
 CAPTURED_CLOCK_TICKS = 100
 """USER_HZ of every architecture but alpha and ia64: the unit of starttime in a captured /proc/PID/stat."""
@@ -58,7 +58,7 @@ class Processes:
         self.refused = 0
         names = host.list("/proc")
         self.gap = names if isinstance(names, Unknown) else None
-        self.pids = sorted(int(name) for name in names.value if name.isdecimal()) if isinstance(names, Known) else []
+        self.pids = sorted(int(name) for name in names.value if is_number(name)) if isinstance(names, Known) else []
         for pid in self.pids:
             head = host.read_range(f"/proc/{pid}/cmdline", 0, _HEAD)
             if isinstance(head, Unknown):
@@ -191,7 +191,7 @@ class _Candidate(NamedTuple):
     @property
     def parent(self) -> int:
         word = self.status.get("PPid", "")
-        return int(word) if word.isdecimal() else 0
+        return int(word) if is_number(word) else 0
 
 
 def _same_cluster(child: _Candidate, parent: _Candidate) -> bool:
@@ -354,7 +354,7 @@ def _describe(host: Host, candidate: _Candidate) -> Postmaster:
 def _uid(host: Host, candidate: _Candidate) -> Fact[int]:
     fields = candidate.status.get("Uid", "").split()
     path = f"/proc/{candidate.pid}/status"
-    if len(fields) < 2 or not fields[1].isdecimal():
+    if len(fields) < 2 or not is_number(fields[1]):
         return Unknown(f"{path} does not say the owner", kind="absent")
     return Known(int(fields[1]), path)
 
@@ -366,12 +366,12 @@ def _started(host: Host, candidate: _Candidate) -> Fact[float]:
     if isinstance(text, Known):
         fields = text.value.rpartition(")")[2].split()
         booted = _booted(host)
-        if len(fields) > 19 and fields[19].isdecimal() and isinstance(booted, Known):
+        if len(fields) > 19 and is_number(fields[19]) and isinstance(booted, Known):
             ticks = os.sysconf("SC_CLK_TCK") if host.live else CAPTURED_CLOCK_TICKS
             return Known(booted.value + int(fields[19]) / ticks, path)
     if isinstance(candidate.lock, Known):
         line = _line(candidate.lock.value, 3)
-        if line.isdecimal():
+        if is_number(line):
             return Known(float(line), f"{candidate.lock.source} line 3")
     return text if isinstance(text, Unknown) else Unknown(f"{path} does not say the start time")
 
@@ -386,7 +386,7 @@ def _booted(host: Host) -> Fact[float]:
     if isinstance(text, Unknown):
         return text
     word = ("\n" + text.value).partition("\nbtime ")[2].partition("\n")[0].strip()
-    return Known(float(word), "/proc/stat") if word.isdecimal() else Unknown("/proc/stat has no btime")
+    return Known(float(word), "/proc/stat") if is_number(word) else Unknown("/proc/stat has no btime")
 
 
 def _line(lines: Sequence[str], number: int) -> str:
@@ -459,15 +459,15 @@ def _config_file(candidate: _Candidate, data_directory: Fact[str], variable: Cal
 def _port(candidate: _Candidate, variable: Callable[[str], Fact[str]]) -> Fact[int]:
     """Return the port: line 4 of postmaster.pid, else of the command line, else PGPORT; files are read later."""
     lock = candidate.lock
-    if isinstance(lock, Known) and _line(lock.value, 4).isdecimal():
+    if isinstance(lock, Known) and is_number(_line(lock.value, 4)):
         return Known(int(_line(lock.value, 4)), f"{lock.source} line 4")
     given = candidate.start.settings.get("port", "").strip()
-    if given.isdecimal():
+    if is_number(given):
         return Known(int(given), f"/proc/{candidate.pid}/cmdline")
     if isinstance(lock, Unknown) and lock.kind == "permission":
         return lock  # a file of the cluster may say otherwise than the environment
     found = variable("PGPORT")
-    if isinstance(found, Known) and found.value.isdecimal():
+    if isinstance(found, Known) and is_number(found.value):
         return Known(int(found.value), found.source, "inferred")
     return lock if isinstance(lock, Unknown) else found if isinstance(found, Unknown) else Unknown("no port is named")
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pgpreemptcheck.facts import notes
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
 Backing = Literal["base", "huge", "sysv"]
 
@@ -21,6 +21,8 @@ Other shared mappings are not the main segment: dynamic shared memory (/dev/shm/
 """
 
 _TELLTALE_BYTES = 1 << 20
+_ADDRESS = (1 << 64) - 1
+_LEAST_PAGE, _LARGEST_PAGE = 4 << 10, 16 << 30  # x86-64 to POWER (hash)
 """With mmap a System V page of 4 kB or less is there too, as an interlock; a main segment is never that small."""
 
 
@@ -71,7 +73,7 @@ def _asked(host: Host, pid: int, start: int) -> Fact[int]:
     if isinstance(noted, Unknown):
         return noted
     value = noted.value.get("page_bytes")
-    if type(value) is int and value > 0:
+    if type(value) is int and _LEAST_PAGE <= value <= _LARGEST_PAGE and not value & (value - 1):
         return Known(value, noted.source)
     return Unknown(f"{noted.source} says nothing of the page size")
 
@@ -88,7 +90,7 @@ def _largest(maps: str) -> tuple[int, int, Backing, str] | None:
         name = fields[5].rstrip().removesuffix(" (deleted)")
         kind = next((kind for prefix, kind in _KINDS if _bears(name, prefix)), None)
         try:
-            low, high = (int(word, 16) for word in fields[0].split("-"))
+            low, high = (int(word, 16) & _ADDRESS for word in fields[0].split("-"))
         except ValueError:
             continue
         if kind is None:
@@ -159,7 +161,7 @@ def _from_status(
     if isinstance(status, Unknown):
         return Segment(why, why, why, why, why)
     words = status.value.partition("\nHugetlbPages:")[2].partition("\n")[0].split()
-    if len(words) != 2 or words[1] != "kB" or not words[0].isdecimal():
+    if len(words) != 2 or words[1] != "kB" or not is_number(words[0]):
         return Segment(why, why, why, why, why)
     if int(words[0]):
         gap = Unknown(
@@ -190,7 +192,7 @@ def _system_v_bytes(host: Host, pid: int) -> Fact[int]:
     largest = 0
     for line in table.value.split("\n")[1:]:  # key shmid perms size cpid lpid nattch ...
         fields = line.split()
-        if len(fields) > 6 and fields[4] == str(pid) and fields[3].isdigit() and fields[6] != "0":
+        if len(fields) > 6 and fields[4] == str(pid) and is_number(fields[3]) and fields[6] != "0":
             largest = max(largest, int(fields[3]))
     if largest < _TELLTALE_BYTES:
         return Unknown("the postmaster has no large System V segment", kind="absent")

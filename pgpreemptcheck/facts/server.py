@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pgpreemptcheck.values import Fact, GapKind, Known, Unknown, measured, record
+from pgpreemptcheck.values import Fact, GapKind, Known, Unknown, is_number, measured, record
 
 CONNECT_SECONDS = 5
 AFFORDABLE_BYTES = 16 << 30
@@ -461,7 +461,7 @@ def _huge_pages_needed(settings: Fact[Mapping[str, str]], major: int) -> Fact[in
         return Unknown(
             f"PostgreSQL {major} does not say how many huge pages it needs (15 and later do)", "", "unsupported"
         )
-    if not value.isascii() or not value.isdigit():
+    if not is_number(value):
         return Unknown(f"{name} is {value[:20]}: the server cannot use huge pages here", "", "unsupported")
     return Known(int(value), f"sql {name}")
 
@@ -470,7 +470,7 @@ def _count(rows: list[list[str | None]] | Unknown, source: str) -> Fact[int]:
     if isinstance(rows, Unknown):
         return rows
     value = rows[0][0] if len(rows) == 1 else None
-    if value is None or len(value) > 20 or not value.isascii() or not value.isdigit():
+    if value is None or not is_number(value):
         return _NONSENSE
     return Known(int(value), source)
 
@@ -489,7 +489,7 @@ def _file_errors(rows: list[list[str | None]] | Unknown) -> Fact[tuple[FileError
     if isinstance(rows, Unknown):
         return rows
     errors = [
-        FileError(file or "", int(line) if line and line.isascii() and line.isdigit() else 0, name or "", error or "")
+        FileError(file or "", int(line) if line and is_number(line) else 0, name or "", error or "")
         for file, line, name, error in rows
     ]
     return Known(tuple(errors), "sql pg_file_settings")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from pgpreemptcheck.facts import catalogue, conffile
 from pgpreemptcheck.facts.catalogue import Catalogue, Setting
 from pgpreemptcheck.facts.conffile import Entry
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
 HugePagesSetting = Literal["on", "off", "try"]
 
@@ -85,6 +85,7 @@ class FileSettings:
     error: StartError | None = measured()
     settings: Settings = measured()
     newest_change: Fact[float] = measured(unit="seconds", doc="latest modification of a file read, epoch seconds")
+    given: Mapping[str, str] = measured(doc="every setting that a file sets, as its last line has it")
     errors: tuple[StartError, ...] = ()
     """All objections that the server would log before it gives up; `error` is the first."""
 
@@ -645,7 +646,8 @@ class _Start:
             accepted = Unknown(self.undecided[0], _ASK)
         else:
             accepted = Known(True, self.main)
-        return FileSettings(accepted, error, self.settings(), self.newest_change(), errors)
+        given = {entry.name.lower(): entry.value for entry in self.reading.entries if entry.value is not None}
+        return FileSettings(accepted, error, self.settings(), self.newest_change(), given, errors)
 
     def settings(self) -> Settings:
         return Settings(**{each.name: self.setting(each.name) for each in fields(Settings)})
@@ -675,7 +677,7 @@ class _Start:
             return Unknown(f"{self.reading.failed[0][1]}: what was lost there may set {name}")
         if self.errors and self.catalogued:
             return Unknown(f"no line that can be read sets {name}, and PostgreSQL refuses: {self.errors[0].reason}")
-        if name == "port" and (self.environment.get("PGPORT") or "").isdigit():
+        if name == "port" and is_number(self.environment.get("PGPORT") or ""):
             return Known(int(self.environment["PGPORT"]), "environment PGPORT")
         if not self.catalogued:
             defaults = {self._default_in(major, name) for major in (catalogue.FIRST, catalogue.LAST)}
@@ -753,10 +755,10 @@ def _from_sql(name: str, values: Mapping[str, str], major: int, source: str) -> 
     if setting.kind == "b":
         return Known(_scaled(setting, text), source)
     number = parse_integer(text, "")
-    if number is None:
-        return Unknown(f"{source} gives {name} as {text}, which is no number")
+    if number is None or not setting.low <= number <= setting.high:
+        return Unknown(f"{source} gives {name} as {text}, which it cannot be")
     block = values.get("block_size", "")
-    if setting.unit == "8kB" and block.isdigit() and number > 0:
+    if setting.unit == "8kB" and is_number(block) and number > 0:
         return Known(number * int(block), source)
     return Known(_scaled(setting, number), source)
 
@@ -804,12 +806,36 @@ def _changed_since(files: FileSettings, started: Fact[float]) -> Unknown | None:
     return None
 
 
-def misspelt(names: Iterable[str], major: int) -> dict[str, str | None]:
-    """Return for each name that is no setting of that major the one that was probably meant."""
-    known = catalogue.load(_nearest_major(major))
-    return {name: known.nearest(name) for name in names if "." not in name and name not in known}
-
-
 def unread(gap: Unknown) -> FileSettings:
     """Return the file settings of a cluster whose files cannot be read, or are not known."""
-    return FileSettings(gap, None, Settings(*[gap] * len(fields(Settings))), gap)
+    return FileSettings(gap, None, Settings(*[gap] * len(fields(Settings))), gap, {})
+
+
+def restarts_changed(
+    files: FileSettings, server_settings: Mapping[str, str], argv: Sequence[str], major: int
+) -> str | None:
+    """Return a setting that only a start changes, and whose line in the files is not what the server runs with.
+
+    Any of them can size the shared memory (SLRU buffers, what extensions ask for); None if there is none.
+    """
+    known = catalogue.load(_nearest_major(major))
+    overridden = command_line(argv, major)
+    for name, text in files.given.items():
+        setting = known.find(name)
+        if setting is not None and (setting.context != "postmaster" or setting.name in overridden):
+            continue
+        runs = server_settings.get(setting.name if setting is not None else name)
+        if runs is None:  # text that was not asked for, or a setting of an extension that is not loaded
+            continue
+        if not _says_the_same(setting, text, runs):
+            return name
+    return None
+
+
+def _says_the_same(setting: Setting | None, text: str, runs: str) -> bool:
+    if setting is not None and setting.kind == "b":
+        return parse_bool(text) == parse_bool(runs)
+    if setting is not None and setting.kind == "i":
+        number = parse_integer(text, setting.unit)
+        return number is not None and (str(number) == runs or number == -1)  # -1: derived from others, compared there
+    return text.strip().lower() == runs.strip().lower()

@@ -55,12 +55,15 @@ class Finding(NamedTuple):
 
 
 class LinkState(NamedTuple):
-    """One link of a chain. `facts` are the names that decided it; of an unknown link those that are missing."""
+    """One link of a chain. `facts` are the names that decided it; of an unknown link those that are missing.
+
+    `certainty` is None where the state is unknown.
+    """
 
     link: str
     title: str
     state: LinkStatus
-    certainty: Certainty
+    certainty: Certainty | None
     because: str
     facts: tuple[str, ...]
     evidence: tuple[Evidence, ...]
@@ -324,12 +327,12 @@ def judge_scenario(
 
 
 def _chain(links: Sequence[LinkState]) -> tuple[VerdictName, Certainty | None]:
-    broken = [CERTAINTIES.index(link.certainty) for link in links if link.state == "broken"]
+    broken = [CERTAINTIES.index(link.certainty) for link in links if link.state == "broken" and link.certainty]
     if broken:
         strongest = min(broken)
         return "not-exposed" if strongest == 0 else "probably-not-exposed", CERTAINTIES[strongest]
     if all(link.state == "holds" for link in links):
-        return "exposed", CERTAINTIES[max(CERTAINTIES.index(link.certainty) for link in links)]
+        return "exposed", max((link.certainty for link in links if link.certainty), key=CERTAINTIES.index)
     return "undetermined", None
 
 
@@ -337,7 +340,7 @@ def _link(link: Link, facts: Environment, rules: RuleSet) -> LinkState:
     try:
         value, names, rank = link.holds.run(facts)
     except EvaluationError as error:
-        return LinkState(link.link, link.title, "unknown", "measured", f"the rule erred: {error}", (), ())
+        return LinkState(link.link, link.title, "unknown", None, f"the rule erred: {error}", (), ())
     state: LinkStatus = "holds" if value is True else "broken" if value is False else "unknown"
     because = link.because[state].fill(facts)
     if state == "unknown":
@@ -345,7 +348,8 @@ def _link(link: Link, facts: Environment, rules: RuleSet) -> LinkState:
         because = f"{because} ({told.removeprefix('not known: ')})"
     facts_used = tuple(dict.fromkeys(name for name in names if not name.startswith("threshold.")))
     evidence = _evidence(names, facts, rules.schema)
-    return LinkState(link.link, link.title, state, CERTAINTIES[rank], because, facts_used, evidence)
+    certainty = None if state == "unknown" else CERTAINTIES[rank]
+    return LinkState(link.link, link.title, state, certainty, because, facts_used, evidence)
 
 
 def _cheapest(links: Sequence[LinkState], facts: Environment) -> str | None:

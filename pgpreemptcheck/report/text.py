@@ -127,8 +127,8 @@ def _answer(report: Report, style: Style) -> list[str]:
     """The answer, in one paragraph."""
     clusters = report.views["now"].clusters
     verdicts = report.evaluation.verdicts
+    hidden = report.facts.hidden
     if not clusters:
-        hidden = report.facts.hidden
         if hidden is not None:
             text = f"UNKNOWN: no PostgreSQL was seen, but one may be here: {hidden.reason}."
             return _wrap(text) + (_wrap(f"To settle it: {hidden.hint}.", "  ", "") if hidden.hint else [])
@@ -139,9 +139,11 @@ def _answer(report: Report, style: Style) -> list[str]:
             ),
             "To see a full report on a bundled example: pgpreemptcheck demo",
         ]
+    lines: list[str] = []
+    if hidden is not None:
+        lines += style.wrap(f"INCOMPLETE: a PostgreSQL may run here that cannot be seen: {hidden.reason}.", "bold")
     worst = _worst(verdicts)
     critical = [f for f in report.evaluation.findings if f.status == "fail" and f.severity == "critical"]
-    lines: list[str] = []
     for title in dict.fromkeys(f.title for f in critical):
         lines += style.wrap(f"CRITICAL: {title}.", "critical")
     if worst is None:

@@ -119,8 +119,10 @@ def _value(text: str, declared: FactType, written: str) -> Any:
 def _number(declared: FactType, written: str) -> Any:
     if declared.unit == "bytes":
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB)", written)
-        if match:
+        if match and len(match[1]) <= 20:
             return int(float(match[1]) * _UNITS[match[2]])
+    if len(written) > 20:
+        return written
     try:
         return int(written)
     except ValueError:

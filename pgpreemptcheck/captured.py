@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import tarfile
 
 _MAX_MEMBERS = 400_000
+_MAX_NAME = 4096  # PATH_MAX
 _MAX_HEADER = 1 << 20  # of long names and PAX attributes, which tarfile holds in memory
 _CACHE_FILE = 4 << 20  # a member that check reads, up to this size, is kept in memory on the one pass over the
 _CACHE_TOTAL = 96 << 20  # archive, up to this sum; others are found again by a further pass,
@@ -184,7 +185,7 @@ class ArchiveHost(CapturedHost):
                     if number >= _MAX_MEMBERS:
                         raise HostError(f"{self._path}: more than {_MAX_MEMBERS} members; capture less")
                     name = "/" + "/".join(p for p in member.name.split("/") if p not in ("", "."))
-                    if ".." in name.split("/"):
+                    if ".." in name.split("/") or len(name) > _MAX_NAME:
                         continue
                     self._members[name] = member
                     self._add_folder(name, member.isdir())
@@ -199,7 +200,9 @@ class ArchiveHost(CapturedHost):
                             raise EOFError("unexpected end of data")
                         self._data[name] = data
                         kept += len(data)
-        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        except (
+            tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError, MemoryError,
+        ) as error:  # fmt: skip
             raise HostError(
                 f"{self._path}: not a whole tar archive ({str(error) or type(error).__name__}); "
                 "expected a captured directory, a tar archive of one, or a sosreport"

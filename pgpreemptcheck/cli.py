@@ -196,8 +196,13 @@ def _write_report(report: Any, formats: list[tuple[str, str | None]]) -> None:
     from pgpreemptcheck import run
 
     for output_format, path in formats:
-        encoding = (sys.stdout.encoding or "ascii").lower()
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+        colour = (
+            sys.stdout is not None
+            and sys.stdout.isatty()
+            and not os.environ.get("NO_COLOR")
+            and os.environ.get("TERM") != "dumb"
+        )
         to_file = path is not None
         text = run.render(report, output_format, colour=colour and not to_file, unicode=to_file or "utf" in encoding)
         _write(text, path)
@@ -211,7 +216,11 @@ def _write(text: str, path: str | None) -> None:
 
 
 def _write_file(path: str, text: str) -> None:
-    """Write beside the target and rename, so that a reader never sees half a report."""
+    """Write beside the target and rename, so that a reader never sees half a report; a device or pipe is written to."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        _write_into(path, text)
+        return
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -226,13 +235,36 @@ def _write_file(path: str, text: str) -> None:
         raise InputError(f"-o {path}: {error.strerror}") from None
 
 
+def _write_into(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise InputError(f"-o {path}: {error.strerror}") from None
+
+
 def _emit(text: str) -> None:
-    """Write to stdout; a reader that went away (`| head`) ends the run quietly."""
+    """Write to stdout; a reader that went away (`| head`, or a closed stdout) ends the run quietly."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise InputError(f"standard output: {error.strerror}") from None
+
+
+def _complain(text: str) -> None:
+    """Write one line to stderr; that it cannot be written must not change the exit code."""
+    from pgpreemptcheck.report.plain import printable
+
+    try:
+        click.echo(f"pgpreemptcheck: {printable(text)}", err=True)
+    except (OSError, AttributeError):
+        pass
 
 
 def main() -> NoReturn:
@@ -243,18 +275,18 @@ def main() -> NoReturn:
         if isinstance(error, click.UsageError):
             error.show()
         else:
-            click.echo(f"pgpreemptcheck: {error.format_message()}", err=True)
+            _complain(error.format_message())
         sys.exit(USAGE_ERROR)
     except UserError as error:
-        click.echo(f"pgpreemptcheck: {error}", err=True)
+        _complain(str(error))
         sys.exit(USAGE_ERROR)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("pgpreemptcheck: interrupted", err=True)
+        _complain("interrupted")
         sys.exit(130)
     except Exception as error:
-        click.echo(f"pgpreemptcheck: internal error: {describe(error)}; please report it", err=True)
+        _complain(f"internal error: {describe(error)}; please report it")
         sys.exit(INTERNAL_ERROR)
     sys.exit(0)
 

@@ -100,7 +100,7 @@ def rules_list(rules_dirs: Sequence[str]) -> str:
     rule_set = _load_rules(rules_dirs)
     lines = [f"{s.id}  {'scenario':<9} {s.title}" for s in rule_set.scenarios]
     lines += [f"{r.id}  {r.severity[0].level:<9} {r.title}" for r in rule_set.rules]
-    return "\n".join(lines) + "\n"
+    return _printable_lines(lines)
 
 
 def rules_show(rules_dirs: Sequence[str], rule_id: str) -> str:
@@ -108,7 +108,14 @@ def rules_show(rules_dirs: Sequence[str], rule_id: str) -> str:
     from pgpreemptcheck.engine import ruletests
 
     rule_set = _load_rules(rules_dirs)
-    return ruletests.explain(ruletests.find_rule(rule_set, rule_id), rule_set)
+    return _printable_lines(ruletests.explain(ruletests.find_rule(rule_set, rule_id), rule_set).splitlines())
+
+
+def _printable_lines(lines: Sequence[str]) -> str:
+    """Return lines whose text users wrote, so that nothing in them acts on a terminal."""
+    from pgpreemptcheck.report.plain import printable
+
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def rules_test(rules_dirs: Sequence[str]) -> tuple[str, bool]:

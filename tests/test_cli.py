@@ -238,3 +238,24 @@ def test_the_readme_shows_the_demo_as_it_is(call: Call) -> None:
     assert len(shown) > 15
     for line in shown:
         assert re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "DATE", line) in out
+
+
+def test_output_goes_into_a_device_and_through_a_link(call: Call, tmp_path: Path) -> None:
+    os.symlink(tmp_path / "target.json", tmp_path / "link.json")
+    assert call("--root", DEMO, "-o", str(tmp_path / "link.json")).code == 1
+    assert (tmp_path / "link.json").is_symlink() and (tmp_path / "target.json").exists()
+    call("--root", DEMO, "--format", "json", "-o", "/dev/null")
+    assert not Path("/dev/null").is_file()
+
+
+def test_error_lines_do_not_act_on_the_terminal(call: Call) -> None:
+    done = call("--root", "/nonexistent/\x1b[31m\r\u202e")
+    assert done.code == 2 and done.err.rstrip("\n").isprintable()
+
+
+def test_a_closed_or_full_stdout_is_no_internal_error() -> None:
+    for redirect, code in ((">&-", 1), (">/dev/full", 2)):
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m pgpreemptcheck demo {redirect}"], capture_output=True, cwd=ROOT
+        )
+        assert done.returncode == code and b"internal error" not in done.stderr

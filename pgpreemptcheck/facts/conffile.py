@@ -17,7 +17,8 @@ MAX_DEPTH = 10
 """CONF_FILE_MAX_DEPTH: an include nested deeper is refused."""
 
 _MAX_SYNTAX_ERRORS = 100  # ParseConfigFp gives a file up after so many
-_MAX_FILES = 1000  # our own bound: two files that include each other twice make 2^10 reads
+_MAX_FILES = 1000  # our own bounds: two files that include each other twice make 2^10 reads
+_MAX_BYTES = 16 << 20  # of all files together
 
 _WORD = rb"[A-Za-z_\x80-\xff][A-Za-z0-9_\x80-\xff]*"
 _WORD_GOES_ON = rb"[A-Za-z0-9_\x80-\xff\-._:/]"
@@ -97,6 +98,7 @@ class _Reader:
         self.host = host
         self.major = major
         self.reading = reading
+        self.bytes = 0
 
     def file(self, name: str, parent: str | None, line: int | None, depth: int, strict: bool) -> bool:
         """ParseConfigFile: returns whether PostgreSQL is content."""
@@ -113,14 +115,17 @@ class _Reader:
         if path == parent:
             reading.complain(f'configuration file recursion in "{path}"', parent, line)
             return False
-        if len(reading.files) >= _MAX_FILES:
+        if len(reading.files) >= _MAX_FILES or self.bytes > _MAX_BYTES:
             if not reading.gaps or reading.gaps[-1][0] != len(reading.entries):
-                reading.gaps.append((len(reading.entries), Unknown(f"more than {_MAX_FILES} configuration files")))
+                reading.gaps.append(
+                    (len(reading.entries), Unknown("the configuration files are too many or too large"))
+                )
             return True
         data = self.host.read_bytes(path) if path != "/dev/null" else Known(b"", path)
         if isinstance(data, Unknown):
             return self.unreadable(path, data, parent, line, strict)
         reading.files.append(path)
+        self.bytes += len(data.value)
         return self.lines(data.value, path, depth)
 
     def unreadable(self, path: str, gap: Unknown, parent: str | None, line: int | None, strict: bool) -> bool:

@@ -70,9 +70,19 @@ def _exists(host: Host, path: str) -> bool:
     return isinstance(host.status(path), Known)
 
 
-def _owner(host: Host, directory: str) -> Fact[int]:
+def _owner(host: Host, directory: str, config_file: str | None = None) -> Fact[int]:
+    """Return whose cluster it is: the owner of its data directory, whom its configuration must belong to too.
+
+    Else whoever writes a configuration could have it read with the rights of any user whose directory it names.
+    """
     status = host.status(directory)
-    return Known(status.value.uid, f"owner of {directory}") if isinstance(status, Known) else status
+    if isinstance(status, Unknown):
+        return status
+    if config_file is not None and host.live:
+        config = host.status(config_file)
+        if isinstance(config, Known) and config.value.uid not in (0, status.value.uid):
+            return Unknown(f"{config_file} belongs to another user than {directory}", "give both to the same user")
+    return Known(status.value.uid, f"owner of {directory}")
 
 
 def _named_data_directory(host: Host, config_file: str) -> str | None:
@@ -107,7 +117,7 @@ def _given(host: Host, directory: str) -> StoppedCluster:
         gap = host.status(config_file)
         config = gap if isinstance(gap, Unknown) else Known(config_file, "--pgdata")
     unknown = Unknown("nothing says how this cluster is started", kind="absent")
-    return StoppedCluster(data, config, (), _owner(host, data), "--pgdata", unknown)
+    return StoppedCluster(data, config, (), _owner(host, data, config_file), "--pgdata", unknown)
 
 
 def _debian_clusters(host: Host) -> Iterable[tuple[str, str]]:
@@ -137,7 +147,9 @@ def _debian_cluster(host: Host, number: str, name: str) -> StoppedCluster | None
         return None  # configuration left behind by a removed cluster
     argv = ("postgres", "-D", data, "-c", f"config_file={config_file}", *_pg_ctl_options(host, f"{folder}/pg_ctl.conf"))
     starts = debian_start(host, folder, f"postgresql@{number}-{name}.service")
-    return StoppedCluster(data, Known(config_file, folder), argv, _owner(host, data), "/etc/postgresql", starts)
+    return StoppedCluster(
+        data, Known(config_file, folder), argv, _owner(host, data, config_file), "/etc/postgresql", starts
+    )
 
 
 def _pg_ctl_options(host: Host, path: str) -> tuple[str, ...]:

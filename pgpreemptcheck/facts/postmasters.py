@@ -356,6 +356,8 @@ def _uid(host: Host, candidate: _Candidate) -> Fact[int]:
     path = f"/proc/{candidate.pid}/status"
     if len(fields) < 2 or not is_number(fields[1]):
         return Unknown(f"{path} does not say the owner", kind="absent")
+    if len(set(fields)) != 1:  # a setuid program under a server's name must not lend us the rights of its owner
+        return Unknown(f"{path}: its real and effective users differ, as no server's do", kind="unsupported")
     return Known(int(fields[1]), path)
 
 

@@ -157,7 +157,9 @@ def _in_base_unit(value: float, text: str, base: str) -> float | None:
     for index, (name, factor) in enumerate(table):
         if name == unit:
             converted = value * factor
-            if index + 1 < len(table) and abs(converted) != float("inf"):
+            if abs(converted) == float("inf"):
+                return None
+            if index + 1 < len(table):
                 smaller = table[index + 1][1]
                 converted = round(converted / smaller) * smaller
             return converted
@@ -750,6 +752,8 @@ def _from_sql(name: str, values: Mapping[str, str], major: int, source: str) -> 
         return Unknown(f"{source} did not give {name}")
     setting = catalogue.load(_nearest_major(major)).find(name)
     text = values[name]
+    if setting is not None and setting.kind == "e" and text not in (setting.values or {}).values():
+        return Unknown(f"{source} gives {name} as {text}, which it cannot be")
     if setting is None or setting.kind in "se":
         return Known(text, source)
     if setting.kind == "b":

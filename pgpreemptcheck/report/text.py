@@ -165,7 +165,7 @@ def _answer(report: Report, style: Style) -> list[str]:
     elif worst.verdict == "probably-not-exposed":
         lines += _wrap(f"PROBABLY NOT EXPOSED: {where}, but what says so was inferred, not measured.")
     else:
-        lines += style.wrap("NOT EXPOSED to the Linux preemption regression, now or at the next start.", "good")
+        lines += style.wrap(f"NOT EXPOSED to the Linux preemption regression: {where}.", "good")
     return lines
 
 

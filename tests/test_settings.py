@@ -443,6 +443,7 @@ def test_a_server_cannot_say_what_no_server_has() -> None:
         (b"pg_stat_statements.max = 5000", {"pg_stat_statements.max": "5000"}, None),
         (b"pg_stat_statements.max = 5000", {}, None),  # not loaded: it takes no memory
         (b"work_mem = 1GB", {"work_mem": "4096"}, None),  # no start is needed for it
+        (b"huge_pages = on", {"huge_pages": "try"}, None),  # looked at by itself, and no matter of size
         (b"max_wal_senders = 20", {"max_wal_senders": "10"}, None),  # the command line keeps it
     ],
 )

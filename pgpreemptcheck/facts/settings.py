@@ -820,13 +820,14 @@ def restarts_changed(
 ) -> str | None:
     """Return a setting that only a start changes, and whose line in the files is not what the server runs with.
 
-    Any of them can size the shared memory (SLRU buffers, what extensions ask for); None if there is none.
+    Any of them can size the shared memory (SLRU buffers, what extensions ask for), but for those of Settings, which are
+    looked at one by one. None if there is none.
     """
     known = catalogue.load(_nearest_major(major))
-    overridden = command_line(argv, major)
+    compared = {field.name for field in fields(Settings)} | command_line(argv, major).keys()
     for name, text in files.given.items():
         setting = known.find(name)
-        if setting is not None and (setting.context != "postmaster" or setting.name in overridden):
+        if setting is not None and (setting.context != "postmaster" or setting.name in compared):
             continue
         runs = server_settings.get(setting.name if setting is not None else name)
         if runs is None:  # text that was not asked for, or a setting of an extension that is not loaded

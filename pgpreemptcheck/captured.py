@@ -14,7 +14,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any
 
-from pgpreemptcheck.host import FileStatus, Host, HostError, _read_regular, resolve_inside
+from pgpreemptcheck.host import FileStatus, Host, HostError, RootedHost, resolve_inside
 from pgpreemptcheck.values import Fact, GapKind, Known, Unknown
 
 if TYPE_CHECKING:
@@ -115,36 +115,11 @@ def unpaste(data: bytes) -> bytes:
     return data
 
 
-class DirectoryHost(CapturedHost):
+class DirectoryHost(RootedHost, CapturedHost):
     """A captured directory, or an unpacked sosreport."""
 
     def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
-        self.description = root
-
-    def _below(self, path: str, *, follow_last: bool = True) -> str:
-        return self._root + resolve_inside(path, self._link_target, follow_last=follow_last)
-
-    def _link_target(self, path: str) -> str | None:
-        try:
-            return os.readlink(self._root + path)
-        except OSError as error:
-            if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
-                return None
-            raise
-
-    def _fetch(self, path: str, offset: int, length: int) -> bytes:
-        return _read_regular(self._below(path), offset, length, os.O_NOFOLLOW)
-
-    def _names(self, path: str) -> list[str]:
-        return os.listdir(self._below(path))
-
-    def _target(self, path: str) -> str:
-        return os.readlink(self._below(path, follow_last=False))
-
-    def _status(self, path: str) -> FileStatus:
-        s = os.stat(self._below(path), follow_symlinks=False)
-        return FileStatus(stat.S_ISDIR(s.st_mode), s.st_uid, stat.S_IMODE(s.st_mode), s.st_size, s.st_mtime)
+        super().__init__(root.rstrip("/"), root)
 
 
 class ArchiveHost(CapturedHost):

@@ -239,14 +239,12 @@ class LiveHost(Host):
         return procmap.fact(pid, address)
 
 
-class ContainerHost(Host):
-    """The files of another mount namespace, below `/proc/PID/root`: links resolve inside it, never outside."""
+class RootedHost(Host):
+    """Files below a folder that stands for the root: links resolve inside it, never outside."""
 
-    live = True
-
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, description: str) -> None:
         self._root = root
-        self.description = f"the file system at {root}"
+        self.description = description
 
     def _below(self, path: str, *, follow_last: bool = True) -> str:
         return self._root + resolve_inside(path, self._link_target, follow_last=follow_last)
@@ -270,6 +268,15 @@ class ContainerHost(Host):
 
     def _status(self, path: str) -> FileStatus:
         return _file_status(self._below(path), follow=False)
+
+
+class ContainerHost(RootedHost):
+    """The files of another mount namespace, below `/proc/PID/root`."""
+
+    live = True
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, f"the file system at {root}")
 
 
 def _kernel_ring_buffer() -> Fact[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from pgpreemptcheck import __version__
 from pgpreemptcheck.engine.evaluate import Evidence, Finding, Verdict
 from pgpreemptcheck.report.outcome import Report
-from pgpreemptcheck.report.plain import _bare, facts_document, printable
+from pgpreemptcheck.report.plain import bare, facts_document, printable
 from pgpreemptcheck.values import Known
 
 
@@ -45,7 +45,7 @@ def document(report: Report) -> dict[str, Any]:
         "findings": [_finding(f) for f in report.evaluation.findings],
         "remedies": [],
         "evidence": [],
-        "unknowns": [_bare(u) for u in report.unknowns],
+        "unknowns": [bare(u) for u in report.unknowns],
         "errors": facts["errors"],
         "exit_code": report.exit_code,
     }
@@ -58,9 +58,9 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     data = verdict._asdict()
     trigger = data.pop("trigger")
     return {
-        **_bare(data),
-        "links": _bare(links),
-        "trigger": None if trigger is None else _bare(trigger._asdict() | {"evidence": []}),
+        **bare(data),
+        "links": bare(links),
+        "trigger": None if trigger is None else bare(trigger._asdict() | {"evidence": []}),
     }
 
 
@@ -68,7 +68,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     data = finding._asdict()
     data["evidence"] = [_evidence(e) for e in finding.evidence]
     data["references"] = [reference._asdict() for reference in finding.references]
-    return dict(_bare(data))
+    return dict(bare(data))
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

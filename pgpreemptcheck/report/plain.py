@@ -36,30 +36,31 @@ def _escaped(char: str) -> str:
 def tree(value: Any) -> Any:
     """Return facts as JSON data: leaves for what was measured, objects and lists for what holds them."""
     if isinstance(value, Known):
-        return {"value": _bare(value.value), "source": printable(value.source)}
+        return {"value": bare(value.value), "source": printable(value.source)}
     if isinstance(value, Unknown):
         return {"unknown": printable(value.reason), "hint": printable(value.hint)}
     if is_dataclass(value):
         return {f.name: tree(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (tuple, list)):
         return [tree(item) for item in value]
-    return _bare(value)
+    return bare(value)
 
 
-def _bare(value: Any) -> Any:
+def bare(value: Any) -> Any:
+    """Return a value as JSON data without sources, its texts made printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(str(key)): _bare(item) for key, item in value.items()}
+        return {printable(str(key)): bare(item) for key, item in value.items()}
     if is_dataclass(value):
-        return {f.name: _bare(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: bare(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (tuple, list)):
-        return [_bare(item) for item in value]
+        return [bare(item) for item in value]
     return value
 
 
 def _error(error: StartError | None) -> Any:
-    return None if error is None else _bare(error)
+    return None if error is None else bare(error)
 
 
 def cluster_tree(facts: ClusterFacts, views: Mapping[Horizon, ClusterView]) -> dict[str, Any]:

@@ -87,6 +87,10 @@ class LiveAccess(Access):
         self._pending: dict[int, Pending] = {}
         self._by_dsn: Pending | None = None
         self._names: dict[int, str] = {}
+
+        def asked(postmaster: Postmaster) -> bool:
+            return postmaster.disbelieved is None
+
         uids = {p.uid.value for p in found.running if isinstance(p.uid, Known)}
         stopped = {c.uid.value for c in found.stopped if isinstance(c.uid, Known)}
         try:
@@ -99,8 +103,8 @@ class LiveAccess(Access):
                 ]
                 roots = [p.root for p in mine if p.root is not None]
                 like = mine[0].pid if mine else None
-                self._owners[uid] = start(uid, like=like, roots=roots, sql=sql and bool(mine))
-                for postmaster in mine:
+                self._owners[uid] = start(uid, like=like, roots=roots, sql=sql and any(asked(p) for p in mine))
+                for postmaster in filter(asked, mine):
                     self._pending[postmaster.pid] = self._ask(self._owners[uid], postmaster, deep)
         except OSError:
             self.close()
@@ -132,7 +136,9 @@ class LiveAccess(Access):
             return given
         pending = self._pending.get(postmaster.pid)
         if pending is None:
-            return Unknown("whose server it is is not known, so it was not asked", "run as root")
+            return postmaster.disbelieved or Unknown(
+                "whose server it is is not known, so it was not asked", "run as root"
+            )
         answer = pending.answer()
         if not isinstance(answer, Unknown) and "refused" not in answer and not self.is_answer_of(answer, postmaster):
             return Unknown("another server answered at its socket", "give its address with --dsn")

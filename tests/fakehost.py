@@ -13,6 +13,7 @@ from pgpreemptcheck.values import Fact, Known, Unknown
 class FakeHost(Host):
     """`files` maps absolute paths to contents, an errno, or a link target (`("->", target)`).
 
+    `owners` maps paths to the uid of what lies there and below; all else is `uid`'s.
     `dmesg.txt`, `journal.txt` and `uname.txt` are what the commands print. `asked` notes every output asked for.
     """
 
@@ -24,10 +25,14 @@ class FakeHost(Host):
         *,
         live: bool = False,
         modified: float = 2e9,
+        uid: int = 0,
+        owners: Mapping[str, int] | None = None,
     ) -> None:
         self.files = dict(files or {})
         self.live = live
         self.modified = modified
+        self.uid = uid
+        self.owners = dict(owners or {})
         self.asked: list[str] = []
 
     def _entry(self, path: str) -> bytes | tuple[str, str]:
@@ -64,9 +69,16 @@ class FakeHost(Host):
 
     def _status(self, path: str) -> FileStatus:
         if path not in self.files and self._below(path):
-            return FileStatus(True, 0, 0o755, 0, self.modified)
+            return FileStatus(True, self._owner(path), 0o755, 0, self.modified)
         entry = self._entry(path)
-        return FileStatus(False, 0, 0o644, len(entry), self.modified)
+        if isinstance(entry, tuple):
+            return self._status(entry[1])
+        return FileStatus(False, self._owner(path), 0o644, len(entry), self.modified)
+
+    def _owner(self, path: str) -> int:
+        """Return the owner that the longest path says that this one is or lies below."""
+        places = [place for place in self.owners if f"{path}/".startswith(f"{place}/")]
+        return self.owners[max(places, key=len)] if places else self.uid
 
     def output(self, command: str) -> Fact[str]:
         self.asked.append(command)

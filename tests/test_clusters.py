@@ -64,12 +64,13 @@ class Host(FakeHost):
         return super()._entry(path)
 
 
-def host(*parts: dict[str, Any], live: bool = True) -> FakeHost:
+def host(*parts: dict[str, Any], live: bool = True, owners: dict[str, int] | None = None) -> FakeHost:
+    """Return a host on which all belongs to the user that the processes run as, but for what `owners` says."""
     files = {"/proc/1/cmdline": "/sbin/init\0", "/proc/1/status": "State:\tS\nPPid:\t0\n", "/proc/2/cmdline": ""}
     files["/proc/self/ns/pid"] = ("->", f"pid:[{NAMES}]")  # type: ignore[assignment]
     for part in parts:
         files.update(part)
-    return Host(files, live=live)
+    return Host(files, live=live, uid=101, owners=owners)
 
 
 def lock(pid: int) -> dict[str, Any]:
@@ -199,6 +200,99 @@ def test_the_dead_vanish_quietly(state: str) -> None:
     assert clusters.find(host(dead)) == Found((), (), None)
     gone = {"/proc/41/cmdline": errno.ESRCH, "/proc/42/cmdline": f"{SERVER}\0-D\0{DATA}\0"}  # no status any more
     assert clusters.find(host(gone)) == Found((), (), None)
+
+
+# who may say so ----------------------------------------------------------------------------------
+
+
+def of(uid: int, pid: int) -> str:
+    return f"State:\tS\nPPid:\t1\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}\n"
+
+
+PGDATA = {f"{DATA}/PG_VERSION": "15\n", f"{DATA}/postgresql.conf": ""}
+ELSE = "/srv/mine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "more"),
+    [
+        ([SERVER, "-D", DATA], {}),
+        ([SERVER, "-D", "/link"], {"/link": ("->", DATA)}),
+        ([SERVER, "-c", f"data_directory={DATA}"], {}),
+        (["postgres"], {"/proc/30/environ": f"PGDATA={DATA}\0"}),
+        (["postgres", "-D", "x"], {"/proc/30/cwd": ("->", DATA), f"{DATA}/postmaster.pid": LOCK.format(pid=30)}),
+        ([SERVER, "-D", "/c"], {"/c/postmaster.pid": LOCK.format(pid=30)}),  # whose line 2 names the directory
+        ([SERVER, "-D", ELSE, "-c", f"config_file={DATA}/postgresql.conf"], {f"{ELSE}/PG_VERSION": "15\n"}),
+        ([SERVER, "-D", "/nowhere", "-c", f"config_file={DATA}/postgresql.conf"], {}),
+    ],
+)
+def test_another_user_s_process_takes_no_cluster_s_place(argv: list[str], more: dict[str, Any]) -> None:
+    """A server refuses to run on a data directory that its user does not own (miscinit.c checkDataDir)."""
+    other = {f"/proc/30/{name}": content for name, content in {"status": of(1000, 30), "cwd": errno.EACCES}.items()}
+    seen = host(PGDATA, process(30, argv), other, more, owners={ELSE: 1000})
+    found = clusters.find(seen, [DATA])
+    (cluster,) = found.stopped
+    assert (cluster.data_directory, plain(cluster.uid)) == (DATA, 101)
+    assert DATA not in [plain(p.data_directory) for p in found.running]
+
+
+def test_a_data_directory_of_another_user_is_not_believed_and_both_are_named() -> None:
+    seen = host(PGDATA, process(30, [SERVER, "-D", DATA, "-p", "5433"], cwd=errno.EACCES, status=of(1000, 30)))
+    pretender = only(clusters.find(seen))
+    for fact in (pretender.data_directory, pretender.config_file, pretender.port, pretender.socket_directories):
+        assert isinstance(fact, Unknown) and fact == pretender.disbelieved
+        assert "uid 1000" in fact.reason and "uid 101" in fact.reason and "PID 30" in fact.hint
+    mixed = "State:\tS\nPPid:\t1\nUid:\t1000\t101\t101\t101\nNSpid:\t30\n"  # a setuid program
+    seen = host(PGDATA, process(30, [SERVER, "-D", DATA], cwd=errno.EACCES, status=mixed))
+    assert only(clusters.find(seen)).disbelieved is not None and len(clusters.find(seen, [DATA]).stopped) == 1
+
+
+def test_a_genuine_server_keeps_its_place_beside_another_user_s_process() -> None:
+    fake = process(30, [SERVER, "-D", DATA], cwd=errno.EACCES, status=of(1000, 30))
+    found = clusters.find(host(PGDATA, fake, process(40, [SERVER, "-D", DATA]), lock(40), listens()), [DATA])
+    assert [(p.pid, plain(p.data_directory)) for p in found.running] == [(30, None), (40, DATA)]
+    assert (found.stopped, found.concealed) == ((), None)
+
+
+def test_another_user_s_process_explains_no_socket() -> None:
+    fake = process(30, [SERVER, "-D", DATA, "-p", "5433"], cwd=errno.EACCES, status=of(1000, 30))
+    concealed = clusters.find(host(PGDATA, fake, listens())).concealed
+    assert concealed is not None and ".s.PGSQL.5433" in concealed.reason
+
+
+def test_the_lock_file_says_which_of_two_servers_of_one_user_it_is() -> None:
+    for pretended in (DATA, "/link"):
+        second = process(30, [SERVER, "-D", pretended], cwd="/")
+        seen = host(PGDATA, second, process(40, [SERVER, "-D", DATA]), lock(40), {"/link": ("->", DATA)})
+        assert only(clusters.find(seen)).pid == 40
+
+
+def test_a_server_may_have_a_configuration_directory_of_another_user() -> None:
+    """Which its -D names, where the working directory is out of sight: a data directory it is not."""
+    conf = {"/c/postgresql.conf": f"data_directory = '{DATA}'\n", **PGDATA}
+    seen = host(conf, process(40, [SERVER, "-D", "/c"], cwd=errno.EACCES), owners={"/c": 0})
+    found = clusters.find(seen, ["/c"])
+    assert only(found).disbelieved is None and plain(only(found).config_file) == "/c/postgresql.conf"
+    assert found.stopped == ()
+
+
+def test_a_directory_whose_owner_cannot_be_read_is_believed() -> None:
+    seen = host(process(40, [SERVER, "-D", DATA], cwd=errno.EACCES), {DATA: errno.EACCES})
+    assert plain(only(clusters.find(seen)).data_directory) == DATA
+
+
+def test_the_owner_of_a_captured_directory_is_who_captured_it() -> None:
+    captured = process(40, [SERVER, "-D", DATA], **{"cwd.txt": DATA})
+    seen = host(PGDATA, captured, live=False, owners={"/": 0, "/srv": 0})
+    found = clusters.find(seen, [DATA])
+    assert plain(only(found).data_directory) == DATA and found.stopped == ()
+
+
+def test_another_user_s_configuration_takes_no_cluster_s_place() -> None:
+    ours, theirs = "/etc/postgresql/15/main", "/etc/postgresql/15/a"
+    files = {f"{place}/postgresql.conf": f"data_directory = '{DATA}'\n" for place in (ours, theirs)}
+    (cluster,) = clusters.find(host(files, PGDATA, owners={theirs: 1000})).stopped
+    assert plain(cluster.config_file) == f"{ours}/postgresql.conf" and plain(cluster.uid) == 101
 
 
 # what a server says ------------------------------------------------------------------------------
@@ -664,6 +758,29 @@ def test_a_server_as_nobody_and_as_its_owner() -> None:
 
         for uid in (65534, servers.server_user().pw_uid):
             assert as_user(uid, look) == [data, running.port, True]
+
+
+@pytest.mark.slow
+def test_nobody_s_process_does_not_hide_a_real_cluster() -> None:
+    need_root()
+    server = servers.require(15)
+    with cluster(server) as data, servers.private_directory() as folder:
+        os.chmod(folder, 0o755)
+        shutil.copy("/bin/sleep", f"{folder}/postgres")
+        begin = subprocess.Popen([f"{folder}/postgres", "60"], env={"PGDATA": data}, user=65534, group=65534)
+        try:
+            while os.readlink(f"/proc/{begin.pid}/exe") != f"{folder}/postgres":
+                time.sleep(0.01)
+            found = clusters.find(LiveHost(), [data])
+            assert find_pid(begin.pid, found).disbelieved is not None
+            assert data in [c.data_directory for c in found.stopped]
+            with server.start(data) as running:
+                found = clusters.find(LiveHost(), [data])
+                assert [p.pid for p in found.running if plain(p.data_directory) == data] == [running.pid]
+                assert data not in [c.data_directory for c in found.stopped]
+        finally:
+            begin.kill()
+            begin.wait()
 
 
 @pytest.mark.slow

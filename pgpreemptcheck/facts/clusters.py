@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, stopped_clusters
+from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, real_path, stopped_clusters
 from pgpreemptcheck.facts.postmasters import Postmaster, Processes, postmaster, postmasters, process_link, service_unit
 from pgpreemptcheck.host import Host, LiveHost
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, record
@@ -33,7 +33,7 @@ def find(host: Host, pgdata: Sequence[str] = ()) -> Found:
     `pgdata` names further data directories (or configuration directories).
     """
     processes = Processes(host)
-    running = _with_their_owners(host, postmasters(host, processes))
+    running = _without_pretenders(host, _with_their_owners(host, postmasters(host, processes)))
     found_by_socket, sockets = _match_sockets(host, processes, running)
     running += found_by_socket
     stopped = stopped_clusters(host, pgdata, running)
@@ -59,6 +59,22 @@ def _with_their_owners(host: Host, running: list[Postmaster]) -> list[Postmaster
                 found = postmaster(rights.host(), found.pid) or found
         seen.append(found)
     return seen
+
+
+def _without_pretenders(host: Host, running: list[Postmaster]) -> list[Postmaster]:
+    """Return the postmasters without those that name a data directory whose postmaster.pid names another of them.
+
+    Such a one is a start that is about to be refused, or no server at all.
+    """
+    if not any(found.locked for found in running):
+        return running
+
+    def place(found: Postmaster) -> tuple[str | None, str | None]:
+        directory = found.data_directory
+        return found.root, real_path(host, directory.value) if isinstance(directory, Known) else None
+
+    taken = {place(found) for found in running if found.locked}
+    return [found for found in running if found.locked or place(found) not in taken]
 
 
 def version(host: Host, data_directory: str) -> Fact[str]:
@@ -151,7 +167,7 @@ def _match_sockets(
     """Return postmasters found only by their socket, and the sockets that no visible process explains."""
     ports = {p.port.value for p in running if isinstance(p.port, Known)}
     left = [socket for socket in _sockets(host) if socket.port not in ports]
-    unplaced = sum(isinstance(p.port, Unknown) for p in running)
+    unplaced = sum(isinstance(p.port, Unknown) and p.disbelieved is None for p in running)
     if not left or len({socket.port for socket in left}) <= unplaced:  # as another user, ports are not known
         return [], []
     holders = _holders(host, processes, {socket.inode for socket in left}) if host.live else {}

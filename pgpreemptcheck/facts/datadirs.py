@@ -25,17 +25,28 @@ class StoppedCluster:
 
 def stopped_clusters(host: Host, pgdata: Sequence[str], running: Sequence[Postmaster]) -> list[StoppedCluster]:
     """Return the clusters of the usual places and of --pgdata that are none of the running ones."""
-    known: set[str] = set()
+    taken: dict[str, set[int | None]] = {}  # real path of a data directory or configuration file: who runs from it
+
+    def take(paths: Iterable[str], uid: Fact[int]) -> None:
+        for path in paths:
+            taken.setdefault(path, set()).add(uid.value if isinstance(uid, Known) else None)
+
     for postmaster in running:
         if postmaster.root is None:  # paths of another root name other files
-            known.update(_real(host, f.value) for f in (postmaster.data_directory,) if isinstance(f, Known))
-            known.update(_real(host, f.value) for f in (postmaster.config_file,) if isinstance(f, Known))
+            named = (postmaster.data_directory, postmaster.config_file)
+            take((real_path(host, path.value) for path in named if isinstance(path, Known)), postmaster.uid)
     found: list[StoppedCluster] = []
-    for cluster in _everywhere(host, pgdata):
-        names = {_real(host, cluster.data_directory)}
+    known: set[str] = set()
+    # those first that say of themselves what is so: another user's configuration may name any data directory
+    for cluster in sorted(_everywhere(host, pgdata), key=lambda c: isinstance(c.uid, Unknown)):
+        names = {real_path(host, cluster.data_directory)}
         if isinstance(cluster.config_file, Known):
-            names.add(_real(host, cluster.config_file.value))
-        if not names & known:
+            names.add(real_path(host, cluster.config_file.value))
+        status = host.status(cluster.data_directory)
+        users = set().union(*(taken.get(name, set()) for name in names))
+        owner = status.value.uid if isinstance(status, Known) and host.live else None
+        runs = owner in users if owner is not None else bool(users)
+        if not runs and not names & known:
             known |= names
             found.append(cluster)
     return found
@@ -48,7 +59,7 @@ def _everywhere(host: Host, pgdata: Sequence[str]) -> Iterable[StoppedCluster]:
     yield from _red_hat(host)
 
 
-def _real(host: Host, path: str) -> str:
+def real_path(host: Host, path: str) -> str:
     """Return the path with its links resolved, as they are on that host."""
 
     def target(place: str) -> str | None:
@@ -112,7 +123,7 @@ def _given(host: Host, directory: str) -> StoppedCluster:
     else:
         for number, name in _debian_clusters(host):
             cluster = _debian_cluster(host, number, name)
-            if cluster is not None and _real(host, cluster.data_directory) == _real(host, directory):
+            if cluster is not None and real_path(host, cluster.data_directory) == real_path(host, directory):
                 return cluster
         gap = host.status(config_file)
         config = gap if isinstance(gap, Unknown) else Known(config_file, "--pgdata")

@@ -37,6 +37,10 @@ class Postmaster:
     """A short stable name of its container, None on the host."""
     fork: str | None
     """The name of a fork of PostgreSQL (`edb-postgres`), None for PostgreSQL itself."""
+    locked: bool = False
+    """Whether the postmaster.pid of its data directory names it: the cluster is its own, and no other process's."""
+    disbelieved: Unknown | None = None
+    """Why what it says of its cluster is not believed: its data directory belongs to another user."""
 
 
 # which processes are servers ---------------------------------------------------------------------
@@ -335,19 +339,49 @@ def _describe(host: Host, candidate: _Candidate) -> Postmaster:
             return Unknown(f"{name} is not in the environment of PID {pid}", kind="absent")
         return Known(seen.value[name], f"{seen.source} ({name})")
 
+    uid = _uid(host, candidate)
     directory = _data_directory(candidate, other_root, candidate.confirmed or not host.live, variable)
+    doubt = _disbelief(host, pid, uid, root, directory)
     return Postmaster(
         pid=pid,
         argv=tuple(candidate.argv),
-        uid=_uid(host, candidate),
+        uid=uid,
         started=_started(host, candidate),
-        data_directory=directory,
-        config_file=_config_file(candidate, directory, variable),
-        port=_port(candidate, variable),
-        socket_directories=_socket_directories(candidate),
+        data_directory=doubt or directory,
+        config_file=doubt or _config_file(candidate, directory, variable),
+        port=doubt or _port(candidate, variable),
+        socket_directories=doubt or _socket_directories(candidate),
         root=root,
         container=container,
         fork=_fork(host, candidate),
+        locked=isinstance(candidate.lock, Known) and doubt is None,
+        disbelieved=doubt,
+    )
+
+
+def _disbelief(host: Host, pid: int, uid: Fact[int], root: str | None, directory: Fact[str]) -> Unknown | None:
+    """Return why a process cannot be the server of the data directory that it names, None if it can be.
+
+    Anybody may start a program under a server's name with another user's data directory on its command line. A server
+    refuses to run on a directory that its user does not own (checkDataDir in miscinit.c, 13 to 19). Below a
+    container's root both users are numbers of this process's own user namespace, so they compare there too. A captured
+    folder belongs to whoever captured it.
+    """
+    if not host.live or isinstance(directory, Unknown):
+        return None
+    files = ContainerHost(root) if root is not None and isinstance(host, LiveHost) else host
+    status = files.status(directory.value)
+    if isinstance(status, Unknown) or (isinstance(uid, Known) and uid.value == status.value.uid):
+        return None
+    version = files.status(f"{directory.value}/PG_VERSION")
+    if isinstance(version, Unknown) and version.kind == "absent":
+        return None  # no data directory: a configuration directory, which may belong to anybody
+    runs_as = f"as uid {uid.value}" if isinstance(uid, Known) else "with the rights of two users"
+    return Unknown(
+        f"PID {pid} runs {runs_as} and names {directory.value}, which belongs to uid {status.value.uid}: "
+        "no server runs on another user's data directory",
+        f"find out what PID {pid} is",
+        kind="unsupported",
     )
 
 

@@ -12,7 +12,9 @@ import errno
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
 from pgpreemptcheck.host import FileStatus, Host, HostError, RootedHost, resolve_inside
 from pgpreemptcheck.values import Fact, GapKind, Known, Unknown
@@ -27,6 +29,7 @@ _CACHE_FILE = 4 << 20  # a member that check reads, up to this size, is kept in 
 _CACHE_TOTAL = 96 << 20  # archive, up to this sum; others are found again by a further pass,
 _MAX_PASSES = 20  # of which there are so many at most
 _MAX_TOTAL = 64 << 30  # bytes in all members: above, it is no capture of ours but a bomb
+_MAX_PADDING = 1 << 15  # blocks of zeros at the end: 16 MB, far above any record of tar
 _WANTED = re.compile(
     r"/(proc|sys|sql|etc|var/log|sos_commands/(kernel|host|general|logs|process|processor))/|"
     r"/boot/config-|/modules/[^/]+/config$|/[^/]*\.txt$|"
@@ -123,46 +126,61 @@ class DirectoryHost(RootedHost, CapturedHost):
 
 
 class ArchiveHost(CapturedHost):
-    """A tar archive, indexed in one pass. Small members stay in memory, large ones are read again on demand."""
+    """A tar archive, indexed in one pass. Small members stay in memory, large ones are read again on demand.
+
+    Where a name comes twice its last member counts, as when tar unpacks. An archive that is cut off or damaged
+    anywhere is refused: what is missing could be the very file that says otherwise.
+    """
 
     def __init__(self, path: str) -> None:
         self.description = path
         self._path = path
         self._members: dict[str, tarfile.TarInfo] = {}
-        self._data: dict[str, bytes] = {}
+        self._data: dict[int, bytes] = {}  # by where a member's data begin
         self._folders: dict[str, set[str]] = {"/": set()}
         self._passes = 0
         self._index()
         self._prefix = self._find_root()
 
-    def _open(self) -> tarfile.TarFile:
+    @contextmanager
+    def _open(self) -> Iterator[tarfile.TarFile]:
         import tarfile
 
         class Member(tarfile.TarInfo):
+            @classmethod
+            def fromtarfile(cls, archive: tarfile.TarFile) -> Any:
+                try:
+                    return super().fromtarfile(archive)
+                except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros: the archive's end
+                    raise
+                except tarfile.HeaderError as error:  # where tarfile takes the archive for ended after a first member
+                    raise tarfile.ReadError(_HEADER_FAULTS.get(type(error).__name__, str(error))) from None
+
             def _proc_member(self, archive: tarfile.TarFile) -> Any:
                 if self.size > _MAX_HEADER and self.type not in tarfile.REGULAR_TYPES:
                     raise tarfile.ReadError("a member's name or attributes are larger than can be")
                 return super()._proc_member(archive)  # type: ignore[misc]  # where tarfile reads such headers whole
 
-        if self._path.endswith((".zst", ".tzst")):
-            return tarfile.open(fileobj=_open_zst(self._path), mode="r|", tarinfo=Member)
-        return tarfile.open(self._path, mode="r|*", tarinfo=Member)
+        with (
+            open(self._path, "rb") as file,
+            _decompress(file, self._path) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=Member) as archive,
+        ):
+            yield archive
 
     def _index(self) -> None:
-        import lzma
-        import tarfile
-        import zlib
-
         kept = total = 0
         try:
             with self._open() as archive:
                 for number, member in enumerate(archive):
                     if number >= _MAX_MEMBERS:
                         raise HostError(f"{self._path}: more than {_MAX_MEMBERS} members; capture less")
-                    name = "/" + "/".join(p for p in member.name.split("/") if p not in ("", "."))
+                    name = _member_path(member.name)
                     if ".." in name.split("/") or len(name) > _MAX_NAME:
                         continue
                     self._members[name] = member
+                    if member.islnk():  # a hard link names a member before it, which holds the bytes
+                        self._members[name] = self._members.get(_member_path(member.linkname), member)
                     self._add_folder(name, member.isdir())
                     total += member.size
                     if total > _MAX_TOTAL:
@@ -173,15 +191,17 @@ class ArchiveHost(CapturedHost):
                         data = stream.read() if stream else b""
                         if len(data) < member.size:
                             raise EOFError("unexpected end of data")
-                        self._data[name] = data
+                        self._data[member.offset_data] = data
                         kept += len(data)
-        except (
-            tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError, MemoryError,
-        ) as error:  # fmt: skip
-            raise HostError(
-                f"{self._path}: not a whole tar archive ({str(error) or type(error).__name__}); "
-                "expected a captured directory, a tar archive of one, or a sosreport"
-            ) from None
+                _check_rest(archive)
+        except Exception as error:
+            if not isinstance(error, _reading_errors()):
+                raise
+            what, expected = "the archive is cut off or damaged", "copy or make it again"
+            if not self._members:
+                what = "not a tar archive, or a damaged one"
+                expected = "expected a captured directory, a tar archive of one, or a sosreport"
+            raise HostError(f"{self._path}: {what} ({_one_line(error)}); {expected}") from None
         if not self._members:
             raise HostError(f"{self._path}: the archive is empty")
 
@@ -217,24 +237,23 @@ class ArchiveHost(CapturedHost):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if member is None or member.isdir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if member.islnk():  # a hard link names the member that holds the bytes
-            linked = "/" + "/".join(p for p in member.linkname.split("/") if p not in ("", "."))
-            if self._members.get(linked) in (None, member):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            name, member = linked, self._members[linked]
+        if member.islnk():  # to what is not in the archive
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if not member.isreg():
             raise OSError(errno.EINVAL, "not a regular file", path)
-        if name in self._data:
-            return self._data[name][offset : offset + length]
-        return self._fetch_again(member.name, offset, length)
+        if member.offset_data in self._data:
+            return self._data[member.offset_data][offset : offset + length]
+        return self._fetch_again(member, offset, length)
 
-    def _fetch_again(self, member_name: str, offset: int, length: int) -> bytes:
+    def _fetch_again(self, wanted: tarfile.TarInfo, offset: int, length: int) -> bytes:
         self._passes += 1
         if self._passes > _MAX_PASSES:
-            raise OSError(errno.EFBIG, "too many files of this archive are too large to be kept", member_name)
-        with self._open() as archive:
-            for member in archive:
-                if member.name == member_name:
+            raise OSError(errno.EFBIG, "too many files of this archive are too large to be kept", wanted.name)
+        try:
+            with self._open() as archive:
+                for member in archive:
+                    if member.offset_data != wanted.offset_data:
+                        continue
                     stream = archive.extractfile(member)
                     if stream is None:
                         break
@@ -244,7 +263,11 @@ class ArchiveHost(CapturedHost):
                             return b""
                         offset -= skipped
                     return stream.read(length)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), member_name)
+        except Exception as error:
+            if isinstance(error, OSError) or not isinstance(error, _reading_errors()):
+                raise
+            raise OSError(errno.EIO, f"the archive changed while it was read ({_one_line(error)})") from None
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), wanted.name)
 
     def _names(self, path: str) -> list[str]:
         name = self._find(path) or "/"
@@ -273,21 +296,102 @@ class ArchiveHost(CapturedHost):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-def _open_zst(path: str) -> Any:
-    """Open a zst stream where Python can (3.14, or the zstandard package)."""
+def _member_path(name: str) -> str:
+    return "/" + "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+_HEADER_FAULTS = {
+    "EmptyHeaderError": "it ends without the mark of its end",
+    "TruncatedHeaderError": "it ends in the middle of a member's header",
+    "InvalidHeaderError": "a member's header does not match its checksum",
+}
+"""What tarfile's errors of a header mean for an archive."""
+
+
+def _reading_errors() -> tuple[type[Exception], ...]:
+    """Return what reading a damaged archive can raise."""
+    import lzma
+    import tarfile
+    import zlib
+
+    return (
+        tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError, MemoryError,
+        *_zst_errors(),
+    )  # fmt: skip
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _check_rest(archive: tarfile.TarFile) -> None:
+    """Read on from the first block of zeros to the end of the file: only there are a compressed stream's checksums.
+
+    Zeros may follow, and behind two blocks of them and a whole record another archive, which tar does not look at
+    either. Anything else shows that the zeros are damage. Raises tarfile.ReadError.
+    """
+    import tarfile
+
+    stream: Any = archive.fileobj
+    zeros = 1
+    while (block := stream.read(tarfile.BLOCKSIZE)) and not block.strip(b"\0"):
+        zeros += 1
+        if zeros > _MAX_PADDING:
+            raise tarfile.ReadError("more zeros follow its end than any padding has")
+    if not block:
+        return
+    try:
+        if zeros < 2 or (stream.tell() - tarfile.BLOCKSIZE) % tarfile.RECORDSIZE:
+            raise tarfile.HeaderError
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        raise tarfile.ReadError("zeros in the place of a member's header") from None
+    rest = 0
+    while chunk := stream.read(1 << 20):
+        rest += len(chunk)
+        if rest > _MAX_TOTAL:
+            raise tarfile.ReadError("too much follows its end")
+
+
+def _decompress(file: IO[bytes], path: str) -> Any:
+    """Return a stream of an archive's plain bytes, by what the file begins with.
+
+    Unlike tarfile's own streams these read all members of a gzip file, and compare the checksums.
+    """
+    magic = file.read(6)
+    file.seek(0)
+    if magic.startswith(b"\x1f\x8b"):
+        import gzip
+
+        return gzip.GzipFile(fileobj=file)
+    if magic.startswith(b"BZh"):
+        import bz2
+
+        return bz2.BZ2File(file)
+    if magic.startswith((b"\xfd7zXZ\0", b"\x5d\0\0")):
+        import lzma
+
+        return lzma.LZMAFile(file)
+    if magic.startswith(b"\x28\xb5\x2f\xfd") or path.endswith((".zst", ".tzst")):
+        zstd = _zstd()
+        if zstd is None:
+            raise HostError(f"{path}: this Python cannot read zst; recompress it with gzip or xz, or use Python 3.14")
+        return zstd.ZstdFile(file)
+    return file
+
+
+def _zstd() -> Any:
+    """Return the module for zst (Python 3.14 has it), or None."""
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        pass
-    else:
-        return zstd.open(path, "rb")
-    try:
-        import zstandard  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise HostError(
-            f"{path}: this Python cannot read zst; install the Python package zstandard, or recompress with gzip"
-        ) from None
-    return zstandard.open(path, "rb")
+        return None
+    return zstd
+
+
+def _zst_errors() -> tuple[type[Exception], ...]:
+    zstd = _zstd()
+    return () if zstd is None else (zstd.ZstdError,)
 
 
 def open_captured(root: str, pgdata: tuple[str, ...] = ()) -> CapturedHost:

@@ -20,7 +20,7 @@ from pgpreemptcheck import owner
 from pgpreemptcheck.facts import server as sql
 from pgpreemptcheck.facts.server import FileError
 from pgpreemptcheck.values import Fact, Known, Unknown
-from tests import servers
+from tests import servers, tool
 from tests.servers import Running, Server, private_directory, require, server, server_user
 
 __all__ = ["server"]
@@ -185,6 +185,32 @@ def test_a_plain_role_loses_only_what_it_may_not_see(major: int) -> None:
         assert sql.belongs_to(answer, running.pid, running.directory)  # the postmaster is at the socket's other end
         own.execute("GRANT pg_monitor TO plain")
         assert plain(sql.facts(ask(running, users=["plain"])).active_backends) == 0
+
+
+@pytest.mark.slow
+@needs_root
+@pytest.mark.parametrize("major", [15, 17])
+def test_a_plain_role_does_not_make_the_need_of_the_next_start_unknown(major: int) -> None:
+    """pg_settings hides shared_preload_libraries from it: the files tell, unless they are newer or cannot be read."""
+
+    def found(running: Running) -> Any:
+        dsn = f"host={running.directory} port={running.port} user=plain dbname=postgres"
+        return tool.check("--dsn", dsn).cluster(running.directory)
+
+    with started(require(major)) as running, psycopg.connect(running.conninfo, autocommit=True) as own:
+        own.execute("CREATE ROLE plain LOGIN")
+        cluster = found(running)
+        needed = cluster["huge_pages_needed"]
+        assert needed["next_start"]["value"] == needed["now"]["value"]
+        assert cluster["settings"]["shared_preload_libraries"] == {"value": "", "source": "default"}
+        row = own.execute("SHOW shared_memory_size").fetchone()
+        assert row is not None
+        assert needed["next_start"]["value"] * 2 >= int(row[0].removesuffix("MB")) > 16
+        own.execute("ALTER SYSTEM SET work_mem = '5MB'")  # now the files are newer than the start
+        gap = found(running)["settings"]["shared_preload_libraries"]
+        assert "the role may not see it" in gap["unknown"] and "GRANT pg_read_all_settings" in gap["hint"]
+        own.execute("GRANT pg_read_all_settings TO plain")
+        assert found(running)["settings"]["shared_preload_libraries"]["source"] == "sql pg_settings"
 
 
 @pytest.mark.slow

@@ -414,6 +414,31 @@ def test_running(read: Reader) -> None:
     )
 
 
+def test_what_sql_does_not_show_comes_from_elsewhere(read: Reader) -> None:
+    """pg_settings hides shared_preload_libraries, alone of those that size the memory, from a role without rights."""
+    files = read(b"shared_preload_libraries = pg_stat_statements\nmax_connections = 50")
+    assert isinstance(files.newest_change, Known)
+    before = Known(files.newest_change.value - 1, "s")
+    after = Known(files.newest_change.value + 1, "s")
+    shown = {"shared_buffers": "16", "max_connections": "20"}
+    found = settings.running(files, shown, (), 15, after)
+    assert value(found, "max_connections") == (20, "sql pg_settings")
+    assert value(found, "shared_preload_libraries") == ("pg_stat_statements", "/d/postgresql.conf line 1")
+    found = settings.running(files, shown, ("postgres", "-c", "shared_preload_libraries="), 15, before)
+    assert value(found, "shared_preload_libraries") == ("", "command line")
+    unread = settings.unread(Unknown("hidden"))
+    for rows in (shown, None):
+        found = settings.running(unread, rows, (), 13, before)
+        assert value(found, "huge_page_size") == (0, "not a setting before 14")
+    for gap in (
+        settings.running(files, shown, (), 15, before).shared_preload_libraries,
+        settings.running(unread, shown, (), 15, after).shared_preload_libraries,
+        settings.from_server(shown, 15).shared_preload_libraries,
+    ):
+        assert isinstance(gap, Unknown) and gap.kind == "permission"
+        assert "the role may not see it" in gap.reason and "GRANT pg_read_all_settings" in gap.hint
+
+
 def test_a_file_of_30_kb_takes_a_few_milliseconds(read: Reader) -> None:
     import time
 

@@ -749,7 +749,7 @@ def _from_sql(name: str, values: Mapping[str, str], major: int, source: str) -> 
     if since is not None and major < since:
         return Known(0, f"not a setting before {since}")
     if name not in values:
-        return Unknown(f"{source} did not give {name}")
+        return _not_shown(name, source)
     setting = catalogue.load(_nearest_major(major)).find(name)
     text = values[name]
     if setting is not None and setting.kind == "e" and text not in (setting.values or {}).values():
@@ -767,6 +767,15 @@ def _from_sql(name: str, values: Mapping[str, str], major: int, source: str) -> 
     return Known(_scaled(setting, number), source)
 
 
+def _not_shown(name: str, source: str, otherwise: str = "") -> Unknown:
+    """Return the gap of a setting that pg_settings leaves out: it hides those for superusers from other roles."""
+    also = f", and {otherwise}" if otherwise else ""
+    return Unknown(f"{source} did not show {name}: the role may not see it{also}", _SHOW, "permission")
+
+
+_SHOW = "let the role see all settings: GRANT pg_read_all_settings TO the role (pg_monitor includes it)"
+
+
 def running(
     files: FileSettings,
     server_settings: Mapping[str, str] | None,
@@ -776,23 +785,25 @@ def running(
 ) -> Settings:
     """Return what the running server has.
 
-    From SQL, else the postmaster's command line, else the file's value if no file is newer than the start.
+    From SQL, else the postmaster's command line, else the file's value if no file is newer than the start; a single
+    setting that SQL does not show, likewise.
     """
-    if server_settings and major is not None:
-        return from_server(server_settings, major)
+    said = server_settings if server_settings and major is not None else {}
     known = catalogue.load(_nearest_major(major))
     given = command_line(argv, major)
     changed = _changed_since(files, started)
 
     def one(name: str) -> Fact[Any]:
+        if major is not None and (name in said or major < _SINCE.get(name, 0)):
+            return _from_sql(name, said, major, "sql pg_settings")
         setting = known.find(name)
         fact = given.get(name)
         if setting is not None and fact is not None:
             return Known(_scaled(setting, fact.value), fact.source) if isinstance(fact, Known) else fact
-        value: Fact[Any] = getattr(files.settings, name)
-        if isinstance(value, Known) and value.source.startswith("not a setting"):
-            return value
-        return changed or value
+        found: Fact[Any] = changed or getattr(files.settings, name)
+        if said and isinstance(found, Unknown):
+            return _not_shown(name, "sql pg_settings", found.reason)
+        return found
 
     return Settings(**{each.name: one(each.name) for each in fields(Settings)})
 

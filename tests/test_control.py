@@ -47,6 +47,7 @@ def test_every_major_is_read_as_its_server_says(server: Server) -> None:
                 ).fetchone()
             assert (found.version, found.catalog_version, found.system_identifier) == versions
             assert found.state == "in production"
+            assert found.wal_segment_bytes == 1 << 20  # as the tests' initdb has it
             assert (found.required, found.track_commit_timestamp, found.wal_level) == (VALUES, True, "replica")
         assert read(data).state == "shut down"
 
@@ -57,7 +58,7 @@ def test_pg_controldata_agrees(key: str) -> None:
     builds = require(key)
     with private_directory() as base:
         data = f"{base}/data"
-        builds.initdb(data)
+        builds.initdb(data, "--wal-segsize=64")
         said = builds.run(["pg_controldata", data]).stdout.decode()
         lines = dict(re.findall(r"^(.+?):\s+(.*)$", said, re.M))
         found = read(data)
@@ -68,6 +69,7 @@ def test_pg_controldata_agrees(key: str) -> None:
         names = {"max_prepared_transactions": "max_prepared_xacts", "max_locks_per_transaction": "max_locks_per_xact"}
         for name, value in found.required.items():
             assert str(value) == lines[f"{names.get(name, name)} setting"]
+        assert str(found.wal_segment_bytes) == lines["Bytes per WAL segment"] == str(64 << 20)
         assert lines["track_commit_timestamp setting"] == ("on" if found.track_commit_timestamp else "off")
 
 
@@ -106,9 +108,12 @@ def reference_crc(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def made(order: str, version: int = 1300, float_format: float = 1234567.0, state: int = 6) -> bytes:
+def made(
+    order: str, version: int = 1300, float_format: float = 1234567.0, state: int = 6, segment: int = 16 << 20
+) -> bytes:
     head = struct.pack(f"{order}QIIi", 7, version, 202107181, state).ljust(172, b"\0")
-    body = struct.pack(f"{order}iB3xiiiiiB3xId", 1, 0, 37, 11, 7, 3, 71, 1, 8, float_format)
+    sizes = (8192, 131072, 8192, segment)
+    body = struct.pack(f"{order}iB3xiiiiiB3xId4I", 1, 0, 37, 11, 7, 3, 71, 1, 8, float_format, *sizes)
     data = (head + body).ljust(288, b"\x5a")
     return (data + struct.pack(f"{order}I", reference_crc(data))).ljust(8192, b"\0")
 
@@ -127,6 +132,7 @@ def test_both_byte_orders_are_read(order: str) -> None:
     assert isinstance(found, Known)
     assert found.source == PATH
     assert (found.value.required, found.value.system_identifier) == (VALUES, 7)
+    assert found.value.wal_segment_bytes == 16 << 20
 
 
 @pytest.mark.parametrize(
@@ -139,6 +145,8 @@ def test_both_byte_orders_are_read(order: str) -> None:
         (made("<")[:180] + b"\xff" + made("<")[181:], "does not match its checksum"),
         (made("<", float_format=1.0), "not its layout"),
         (made("<", state=9), "not its layout"),
+        (made("<", segment=3 << 20), "not its layout"),
+        (made("<", segment=0), "not its layout"),
     ],
 )
 def test_what_is_no_control_file_is_unknown(data: bytes, reason: str) -> None:

@@ -13,6 +13,7 @@ from pgpreemptcheck.facts import settings
 from pgpreemptcheck.facts.settings import FileSettings, Settings
 from pgpreemptcheck.host import FileStatus
 from pgpreemptcheck.values import Known, Unknown
+from tests.test_control import made
 
 AT = 'in file "/d/postgresql.conf" line 2'
 
@@ -275,7 +276,28 @@ def test_what_another_place_decides_is_unknown(read: Reader) -> None:
     assert accepted(read(b"max_stack_depth = 7680")) is True
     assert accepted(read(b"max_stack_depth = 7681")) is None
     assert accepted(read(b"min_wal_size = 32MB")) is True
-    assert accepted(read(b"min_wal_size = 16MB")) is None
+    assert accepted(read(b"min_wal_size = 16MB")) is None  # the size of a WAL segment is not in this capture
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "lines", "refused"),
+    [
+        *((1, b"min_wal_size = 2MB\nmax_wal_size = 2MB", None), (16, b"min_wal_size = 32MB", None), (16, b"", None)),
+        *((16, b"min_wal_size = 31MB", "min_wal_size"), (16, b"max_wal_size = 31MB", "max_wal_size")),
+        *((64, b"min_wal_size = 128MB", None), (64, b"min_wal_size = 127MB", "min_wal_size")),
+        (64, b"", "min_wal_size"),  # its default of 80 MB
+    ],
+)
+def test_wal_sizes_hold_two_segments(read: Reader, megabytes: int, lines: bytes, refused: str | None) -> None:
+    control = made("<", segment=megabytes << 20)
+    found = read(lines, **{"d/global/pg_control": control})
+    reason = f'"{refused}" must be at least twice "wal_segment_size"'
+    assert [error.reason for error in found.errors] == ([reason] if refused else [])
+    assert accepted(found) is (refused is None)
+    overridden = read(
+        lines, argv=("-c", "min_wal_size=1GB", "-c", "max_wal_size=1GB"), **{"d/global/pg_control": control}
+    )
+    assert accepted(overridden) is True
 
 
 def test_a_refused_line_leaves_its_setting_unknown(read: Reader) -> None:

@@ -244,12 +244,37 @@ def test_values_that_do_not_go_together(major: int) -> None:
         data = f"{base}/data"
         server.initdb(data)
         for text in contents:
-            with open(f"{data}/postgresql.auto.conf", "wb") as file:
-                file.write(text)
-            found = settings.read(LiveHost(), data_directory=data, config_file=None, major=major)
-            try:
-                server.start(data, ["-c", "fsync=off"]).stop()
-                theirs: list[str] = []
-            except ServerRefusedError as refused:
-                theirs = said_by(str(refused).encode())[:1]
-            assert [error.reason for error in found.errors] == theirs, text
+            compare_starts(server, data, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", [13, 15, 17, 18, 19])
+@pytest.mark.parametrize("segment", [1, 16, 64])
+def test_wal_sizes_against_the_size_of_a_segment(major: int, segment: int) -> None:
+    server = require(major)
+    with private_directory() as base:
+        data = f"{base}/data"
+        server.initdb(data, f"--wal-segsize={segment}")
+        for text in (
+            b"",
+            b"min_wal_size = %dMB\nmax_wal_size = %dMB\n" % (2 * segment, 2 * segment),
+            b"min_wal_size = %dMB\n" % max(2 * segment - 1, 2),
+            b"max_wal_size = %dMB\n" % max(2 * segment - 1, 2),
+            b"min_wal_size = 80MB\n",
+        ):
+            compare_starts(server, data, text)
+
+
+def compare_starts(server: Server, data: str, text: bytes) -> list[str]:
+    """Compare what is foretold of these lines in postgresql.auto.conf with a real start; return the refusal."""
+    with open(f"{data}/postgresql.auto.conf", "wb") as file:
+        file.write(text)
+    found = settings.read(LiveHost(), data_directory=data, config_file=None, major=server.major)
+    try:
+        server.start(data, ["-c", "fsync=off"]).stop()
+        theirs: list[str] = []
+    except ServerRefusedError as refused:
+        theirs = said_by(str(refused).encode("utf-8", "surrogateescape"))[:1]
+    assert [error.reason for error in found.errors] == theirs, text
+    assert isinstance(found.accepted, Known), text
+    return theirs

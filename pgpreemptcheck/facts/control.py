@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, record
 
-# By pg_control_version: where `wal_level` and what follows it lies, and where the CRC of all before it.
+# By pg_control_version: where `wal_level` and what follows it lies, xlog_seg_size, and the CRC of all before it.
 # 13 to 16 share 1300; 19 is 1905 from its release candidates on (its betas had others).
-_LAYOUTS: dict[int, tuple[int, int]] = {
-    1300: (172, 288),
-    1700: (172, 288),
-    1800: (172, 292),
-    1905: (180, 308),
+_LAYOUTS: dict[int, tuple[int, int, int]] = {
+    1300: (172, 228, 288),
+    1700: (172, 228, 288),
+    1800: (172, 228, 292),
+    1905: (180, 240, 308),
 }
 
 # wal_level, wal_log_hints, MaxConnections, max_worker_processes, max_wal_senders, max_prepared_xacts,
@@ -52,6 +52,7 @@ class Control:
     On a standby `required` are its primary's settings, as replayed last: with hot_standby = on (the default) it
     refuses to start when one of its own is lower. `track_commit_timestamp` is the primary's too and refuses nothing.
     A standby of a primary whose `wal_level` was minimal refuses to start in any case.
+    `wal_segment_bytes` is what initdb --wal-segsize set.
     """
 
     version: int
@@ -61,6 +62,7 @@ class Control:
     wal_level: str
     required: Mapping[str, int]
     track_commit_timestamp: bool
+    wal_segment_bytes: int
 
 
 def read(host: Host, data_directory: str) -> Fact[Control]:
@@ -85,13 +87,16 @@ def _parse(data: bytes, path: str) -> Fact[Control]:
         version = struct.unpack_from("=I", data, 8)[0]
         return Unknown(f"{path} has version {version}, whose layout is not known here", kind="unsupported")
     identifier, version, catalog, state = struct.unpack_from(f"{order}QIIi", data)
-    start, end = _LAYOUTS[version]
+    start, segment_at, end = _LAYOUTS[version]
     if len(data) < end + 4:
         return Unknown(f"{path} is cut off")
     if _crc32c(data[:end]) != struct.unpack_from(f"{order}I", data, end)[0]:
         return Unknown(f"{path} does not match its checksum", "pg_controldata tells whether it is damaged")
     level, _, *required, commit_timestamps, _, float_format = struct.unpack_from(order + _PARAMETERS, data, start)
-    if float_format != _FLOAT_FORMAT or level not in range(3) or state not in range(len(_STATES)):
+    (segment,) = struct.unpack_from(f"{order}I", data, segment_at)
+    # IsValidWalSegSize (xlog_internal.h): a power of 2 from 1 MB to 1 GB
+    valid = segment in (1 << 20 << power for power in range(11))
+    if float_format != _FLOAT_FORMAT or level not in range(3) or state not in range(len(_STATES)) or not valid:
         return Unknown(f"{path} has version {version}, but not its layout", kind="unsupported")
     return Known(
         Control(
@@ -102,6 +107,7 @@ def _parse(data: bytes, path: str) -> Fact[Control]:
             wal_level=_WAL_LEVELS[level],
             required=dict(zip(_REQUIRED, required, strict=True)),
             track_commit_timestamp=bool(commit_timestamps),
+            wal_segment_bytes=segment,
         ),
         path,
     )

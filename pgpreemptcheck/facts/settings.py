@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, Literal, NamedTuple
 
-from pgpreemptcheck.facts import catalogue, conffile
+from pgpreemptcheck.facts import catalogue, conffile, control
 from pgpreemptcheck.facts.catalogue import Catalogue, Setting
 from pgpreemptcheck.facts.conffile import Entry
 from pgpreemptcheck.host import Host
@@ -298,8 +298,6 @@ def _decided_elsewhere(name: str, number: float) -> str | None:
     """Return what else decides whether the server takes that number, or None."""
     if name == "max_stack_depth" and number > 7680:  # 512 kB below the usual limit of 8 MB
         return "the postmaster's limit on its stack (ulimit -s) decides whether it takes that max_stack_depth"
-    if name in ("min_wal_size", "max_wal_size") and number < 32:  # twice the usual 16 MB
-        return f"{name} must be twice wal_segment_size, which initdb has set"
     return None
 
 
@@ -435,6 +433,7 @@ class _Start:
         self.major = major
         self.fork = fork
         self.environment = environment
+        self.directory: str | None = None  # where the files say that the data are
         self.known = catalogue.load(_nearest_major(major))
         self.catalogued = major is not None and catalogue.FIRST <= major <= catalogue.LAST
         self.reading = conffile.Reading()
@@ -452,6 +451,8 @@ class _Start:
         self.judge_files()
         if not self.errors:
             self.check_together()
+        if not self.errors and not self.reading.gaps:
+            self.check_wal_sizes()
 
     # stages -------------------------------------------------------------------------------------
 
@@ -492,6 +493,7 @@ class _Start:
             gap = Unknown(f"data_directory = {directory} is relative to where PostgreSQL is started")
             reading.gaps.append((len(reading.entries), gap))
             return
+        self.directory = directory
         conffile.read(self.host, os.path.join(directory, "postgresql.auto.conf"), major, reading, strict=False)
 
     def judge_files(self) -> None:
@@ -629,6 +631,29 @@ class _Start:
         elif major >= 18 and sum(get(name) or 0 for name in _SERVER_PROCESSES) >= _MAX_BACKENDS - 1:
             self.refuse("too many server processes configured")
 
+    def check_wal_sizes(self) -> None:
+        """ReadControlFile's check (xlog.c): either size must hold two WAL segments, whose size initdb has set."""
+        segment: Fact[int] | None = None
+        for name in ("min_wal_size", "max_wal_size"):
+            megabytes = self.in_force(name)
+            if megabytes is None or megabytes >= _MOST_SEGMENTS:
+                continue
+            if segment is None:
+                segment = self.wal_segment()
+            if isinstance(segment, Known):
+                if megabytes // segment.value < 2:
+                    self.refuse(f'"{name}" must be at least twice "wal_segment_size"')
+                    return
+            elif megabytes < 2 * _USUAL_SEGMENT:
+                self.undecided.append(f"{name} must be twice wal_segment_size, which is not known: {segment.reason}")
+
+    def wal_segment(self) -> Fact[int]:
+        """Return the size of a WAL segment in MB."""
+        if self.directory is None:
+            return Unknown("the data directory is not known")
+        found = control.read(self.host, self.directory)
+        return found if isinstance(found, Unknown) else Known(found.value.wal_segment_bytes >> 20, found.source)
+
     # the answer ---------------------------------------------------------------------------------
 
     def outcome(self) -> FileSettings:
@@ -712,6 +737,8 @@ _BACKENDS = ("max_connections", "autovacuum_max_workers", "max_worker_processes"
 _SERVER_PROCESSES = ("max_connections", "autovacuum_worker_slots", "max_worker_processes", "max_wal_senders")
 _COMPARED = ("superuser_reserved_connections", "wal_level", "archive_mode")
 _MAX_BACKENDS = 262143  # 2^18 - 1: backends must fit into 18 bits of a buffer's state
+_MOST_SEGMENTS = 2048  # MB: twice the largest WAL segment
+_USUAL_SEGMENT = 16  # MB
 _RECOVERY_TARGETS = (
     "recovery_target",
     "recovery_target_lsn",

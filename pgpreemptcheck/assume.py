@@ -48,7 +48,9 @@ class Assumptions:
                 and entry.horizon in (None, horizon)
                 and entry.cluster in (None, cluster)
             ):
-                value = _replaced(value, entry.name[len(prefix) + 1 :].split("."), Known(entry.value, SOURCE))
+                value = _replaced(
+                    value, entry.name[len(prefix) + 1 :].split("."), Known(entry.value, SOURCE, "assumed")
+                )
         return value
 
 
@@ -62,10 +64,10 @@ def _replaced(value: Any, path: Sequence[str], fact: Known[Any]) -> Any:
         return dataclasses.replace(value, **{name: _replaced(getattr(value, name), path[1:], fact)})
     changes: dict[str, Any] = {name: fact}
     if isinstance(value, Preemption) and name == "mode":
-        changes["preemptible"] = Known(fact.value in ("full", "lazy", "rt"), SOURCE)
+        changes["preemptible"] = Known(fact.value in ("full", "lazy", "rt"), SOURCE, "assumed")
         changes["certainty"] = "effective"
     if isinstance(value, Segment) and name == "backing":
-        changes["base_pages"] = Known(fact.value != "huge", SOURCE)
+        changes["base_pages"] = Known(fact.value != "huge", SOURCE, "assumed")
     return dataclasses.replace(value, **changes)
 
 
@@ -112,22 +114,28 @@ def _value(text: str, declared: FactType, written: str) -> Any:
         value = _number(declared, written)
     if not declared.accepts(value):
         unit = f" in {declared.unit}" if declared.unit else ""
-        raise UserError(f"--assume {text}: expected {declared.label()}{unit}, not {written!r}")
+        least = f", {_least(declared)} or more" if declared.kind in ("integer", "number") else ""
+        raise UserError(f"--assume {text}: expected {declared.label()}{least}{unit}, not {written!r}")
     return value
 
 
 def _number(declared: FactType, written: str) -> Any:
+    """Return the number; what is none, or none that a fact can have (negative, infinite), as it was written."""
+    if len(written) > 20 or not written.isascii():
+        return written
     if declared.unit == "bytes":
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB)", written)
-        if match and len(match[1]) <= 20:
+        if match:
             return int(float(match[1]) * _UNITS[match[2]])
-    if len(written) > 20:
-        return written
-    try:
-        return int(written)
-    except ValueError:
-        pass
-    try:
-        return float(written)
-    except ValueError:
-        return written
+    for read in (int, float):
+        try:
+            number = read(written)
+        except ValueError:
+            continue
+        return number if _least(declared) <= number < float("inf") else written
+    return written
+
+
+def _least(declared: FactType) -> int:
+    """Return the least number that a fact can have: settings know -1, "as another setting says"."""
+    return -1 if declared.name.startswith("cluster.settings.") else 0

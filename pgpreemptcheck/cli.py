@@ -204,8 +204,22 @@ def _write_report(report: Any, formats: list[tuple[str, str | None]]) -> None:
             and os.environ.get("TERM") != "dumb"
         )
         to_file = path is not None
-        text = run.render(report, output_format, colour=colour and not to_file, unicode=to_file or "utf" in encoding)
+        width = None if to_file else _columns()
+        text = run.render(
+            report, output_format, colour=colour and not to_file, unicode=to_file or "utf" in encoding, width=width
+        )
         _write(text, path)
+
+
+def _columns() -> int | None:
+    """Return the width of the terminal, None where there is none; COLUMNS says otherwise, as for other programs."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and len(given) < 5 and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _write(text: str, path: str | None) -> None:

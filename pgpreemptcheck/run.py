@@ -78,15 +78,18 @@ def facts(options: Options) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def render(report: Report, output_format: str, *, colour: bool, unicode: bool) -> str:
-    """Return the report in one of the formats."""
+def render(report: Report, output_format: str, *, colour: bool, unicode: bool, width: int | None = None) -> str:
+    """Return the report in one of the formats; `width` in columns, None for the usual one."""
     if output_format == "json":
         from pgpreemptcheck.report import json as as_json
 
         return as_json.render(report)
     from pgpreemptcheck.report import text
 
-    return text.render(report, text.Style(colour=colour, unicode=unicode))
+    return text.render(report, text.Style(colour, unicode, min(width, _WIDEST) if width else text.WIDTH))
+
+
+_WIDEST = 110  # lines of prose beyond that are hard to read
 
 
 def demo_options() -> Options:

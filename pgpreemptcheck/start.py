@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 from pgpreemptcheck.facts.hugepages import HugePages, Pool
 from pgpreemptcheck.facts.segment import Backing, Segment
 from pgpreemptcheck.facts.settings import Settings, StartError
+from pgpreemptcheck.need import Need
+from pgpreemptcheck.units import as_bytes, as_pages
 from pgpreemptcheck.values import Certainty, Fact, Known, Unknown, measured, record
 
 if TYPE_CHECKING:
@@ -39,16 +41,12 @@ class Start:
     pages_at_least: Fact[int] = measured(unit="pages", doc="the same, or for shared_buffers alone where it is unknown")
     pages_obtainable: Fact[int] = measured(unit="pages", doc="pages it could get: its own, the unpromised, overcommit")
     pages_missing: Fact[int] = measured(unit="pages", doc="needed minus obtainable, never below 0")
+    pages_claimed_by_others: Fact[int] = measured(
+        unit="pages", doc="of the obtainable ones, those that other clusters, which hold none yet, would take"
+    )
+    reservation: Fact[str] = measured(doc="in words: what the pool must be for this start, or how to learn that")
     fault_limit_bytes: Fact[int | None] = measured(unit="bytes", doc="tightest cgroup fault limit, null: none")
     reservation_limit_bytes: Fact[int | None] = measured(unit="bytes", doc="tightest cgroup rsvd limit, null: none")
-
-
-@record
-class Need:
-    """Bytes of the segment to come. `exact` may be unknown while `at_least` is not (shared_buffers alone)."""
-
-    exact: Fact[int]
-    at_least: Fact[int]
 
 
 @record
@@ -164,7 +162,7 @@ def _headroom(
 
 def no_start(why: Unknown) -> Start:
     """Return the start of a cluster that there is nothing to say about."""
-    return Start(why, why, None, why, why, why, why, why, why, why, why)
+    return Start(why, why, None, why, why, why, why, why, why, why, why, why, why)
 
 
 def start(
@@ -191,13 +189,20 @@ def start(
     needed = _pages(need.exact, page_bytes)
     at_least = needed if isinstance(needed, Known) else _pages(need.at_least, page_bytes)
     missing = _missing(needed, at_least, can_get)
+    words = _reservation(huge_pages, pool, need, page_bytes, at_least, can_get)
     size = page_bytes.value if isinstance(page_bytes, Known) else 0
     fault = _headroom(limits, size, own, "fault") if size else Unknown("the huge page size is not known")
     rsvd = _headroom(limits, size, own, "reservation") if size else Unknown("the huge page size is not known")
     exists: Fact[bool] = Known(pool.value is not None, pool.source) if isinstance(pool, Known) else pool
     mapping = _mapping(settings, hugetlbfs, exists, missing, needed, page_bytes, fault, rsvd)
     outcome = _with_files(accepted, mapping)
-    return Start(outcome, accepted, error, page_bytes, exists, needed, at_least, can_get, missing, fault, rsvd)
+    given = (settings.huge_pages, settings.shared_memory_type, page_bytes, hugetlbfs, need.exact, accepted)
+    if isinstance(outcome, Known) and any(isinstance(fact, Known) and fact.certainty == "assumed" for fact in given):
+        outcome = Known(outcome.value, outcome.source, "assumed")
+    return Start(
+        outcome, accepted, error, page_bytes, exists, needed, at_least, can_get, missing,
+        Known(0, "no other cluster wants them"), words, fault, rsvd,
+    )  # fmt: skip
 
 
 def _page_bytes(settings: Settings, huge_pages: HugePages) -> Fact[int]:
@@ -218,6 +223,51 @@ def _pages(size: Fact[int], page_bytes: Fact[int]) -> Fact[int]:
     if page_bytes.value <= 0:
         return Unknown("the huge page size reads as 0")
     return Known(-(-size.value // page_bytes.value), size.source, size.certainty)
+
+
+def _reservation(
+    huge_pages: HugePages,
+    pool: Fact[Pool | None],
+    need: Need,
+    page_bytes: Fact[int],
+    at_least: Fact[int],
+    can_get: Fact[int],
+) -> Fact[str]:
+    """Return in words what the pool must be: what is missing is added to it, so that nobody's pages are taken."""
+    for fact in (pool, page_bytes, at_least, can_get):
+        if isinstance(fact, Unknown):
+            return fact
+    assert isinstance(pool, Known) and isinstance(page_bytes, Known)  # for the type checker: the loop above
+    assert isinstance(at_least, Known) and isinstance(can_get, Known)
+    size = as_bytes(page_bytes.value)
+    if pool.value is None:
+        return Known(f"this host has no huge pages of {size}: choose a huge_page_size that it has", pool.source)
+    total, surplus = pool.value.total, pool.value.surplus
+    if isinstance(total, Unknown):
+        return total
+    if isinstance(surplus, Unknown):
+        return surplus
+    set_now = max(0, total.value - surplus.value)
+    knob = f"/sys/kernel/mm/hugepages/hugepages-{page_bytes.value >> 10}kB/nr_hugepages"
+    if isinstance(huge_pages.default_bytes, Known) and huge_pages.default_bytes.value == page_bytes.value:
+        knob = "vm.nr_hugepages"
+    takes = f"{as_pages(at_least.value)} of {size} ({as_bytes(at_least.value * page_bytes.value)})"
+    short = max(0, at_least.value - can_get.value)
+    source = f"{at_least.source}; {can_get.source}"
+    if isinstance(need.exact, Unknown):
+        hint = f"; the exact number: {need.exact.hint}" if need.exact.hint else f" ({need.exact.reason})"
+        return Known(
+            f"{knob} must be more than {set_now + short} (it is {set_now}): shared_buffers alone is {takes}, and the "
+            f"segment is larger{hint}",
+            source,
+        )
+    if not short:
+        return Known(f"the {takes} that it takes can be had as the pool is, by a start of PostgreSQL", source)
+    return Known(
+        f"{knob} must be at least {set_now + short} (it is {set_now}): this cluster takes {takes}, of which "
+        f"{can_get.value:,} can be had",
+        source,
+    )
 
 
 def _missing(needed: Fact[int], at_least: Fact[int], can_get: Fact[int]) -> Fact[int]:

@@ -20,8 +20,9 @@ else:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-Certainty = Literal["measured", "inferred", "heuristic"]
-"""measured: read off the thing itself. inferred: follows from something read. heuristic: a cut-off of ours."""
+Certainty = Literal["measured", "assumed", "inferred", "heuristic"]
+"""measured: read off the thing itself. assumed: the user says so (--assume), and wants to know what then follows.
+inferred: follows from something read. heuristic: a cut-off of ours."""
 
 GapKind = Literal[
     "absent",  # it does not exist (on a capture: it is not in the capture)

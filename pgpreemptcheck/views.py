@@ -7,17 +7,18 @@ A view is a complete set of facts under the same names, so that one rule serves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Literal
 
+from pgpreemptcheck.demand import Demand, Prospect, demand, share
 from pgpreemptcheck.facts.cpus import CpuShare
 from pgpreemptcheck.facts.segment import Segment
 from pgpreemptcheck.facts.server import Server
-from pgpreemptcheck.facts.settings import Settings, StartError, restarts_changed
+from pgpreemptcheck.facts.settings import Settings, StartError
 from pgpreemptcheck.facts.system import System
-from pgpreemptcheck.start import Need, Outcome, Start, held, no_start, resulting_segment, start
-from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
+from pgpreemptcheck.need import need
+from pgpreemptcheck.start import Outcome, Start, held, no_start, resulting_segment, start
+from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
 if TYPE_CHECKING:
     from pgpreemptcheck.assume import Assumptions
@@ -55,16 +56,6 @@ class ClusterView:
 
 
 @record
-class Demand:
-    """All huge pages of the host against all who want them, in bytes over all page sizes."""
-
-    pool_bytes: Fact[int] = measured(unit="bytes", doc="reserved by the host, all sizes")
-    clusters_bytes: Fact[int] = measured(unit="bytes", doc="wanted by the clusters here, at this horizon")
-    foreign_bytes: Fact[int] = measured(unit="bytes", doc="used by or promised to anything else")
-    nodes_uneven: Fact[bool] = measured(doc="a pool differs between memory nodes by more than a tenth")
-
-
-@record
 class HostView(System):
     """The host at one horizon, with what follows from its clusters."""
 
@@ -88,62 +79,104 @@ def make_views(facts: Facts, assumed: Assumptions) -> dict[Horizon, View]:
 
 def _view(facts: Facts, horizon: Horizon, assumed: Assumptions) -> View:
     system = assumed.apply(facts.system, "host", horizon)
-    clusters = tuple(_cluster(system, cluster, horizon, assumed) for cluster in facts.clusters)
+    prospects = [_prospect(system, cluster, horizon, assumed) for cluster in facts.clusters]
+    if horizon == "next_start":
+        prospects = share(prospects)
+    clusters = tuple(
+        _cluster(system, cluster, prospect, horizon, assumed)
+        for cluster, prospect in zip(facts.clusters, prospects, strict=True)
+    )
     host = HostView(
         **{field.name: getattr(system, field.name) for field in fields(system)},
         hidden_clusters=facts.hidden or Known(0, "the process list"),
-        demand=_demand(system, facts.clusters, clusters),
+        demand=demand(system, prospects),
     )
     return View(horizon, assumed.apply(host, "host", horizon), clusters)
 
 
-def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: Assumptions) -> ClusterView:
-    not_running = Unknown("the cluster does not run", kind="unsupported")
-    running = cluster.settings is not None
-    settings, segment = cluster.settings, cluster.segment
+def _prospect(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: Assumptions) -> Prospect:
+    """Return the start of one cluster with the settings of that horizon, the other clusters as they are now."""
+    settings = cluster.settings
     if horizon == "next_start":
         files = cluster.files
         accepted, error = _standby_limits(cluster, files.accepted, files.error)
         settings = files.settings
-    elif settings is None:
-        accepted, error = not_running, None
     else:
         accepted, error = Known(True, "it runs with them"), None
     settings = assumed.apply(settings, "cluster.settings", horizon, cluster.id)
+    needed = None
     if settings is None:
-        begin = no_start(not_running)
+        begin = no_start(_NOT_RUNNING)
     elif cluster.elsewhere is not None:
         begin = no_start(cluster.elsewhere)
     else:
-        need = _need(cluster, settings)
+        needed = need(cluster, settings)
         begin = start(
             settings=settings,
             accepted=accepted,
             error=error,
-            need=need,
+            need=needed,
             huge_pages=system.huge_pages,
             hugetlbfs=system.kernel.build.hugetlbfs,
             own=held(cluster.segment),
             memory_nodes=cluster.cpus.memory_nodes,
             limits=cluster.hugetlb_limits,
         )
+    running = cluster.settings is not None
+    return Prospect(
+        cluster=cluster.id,
+        settings=settings,
+        need=needed,
+        own=held(cluster.segment),
+        backing=cluster.segment.backing if cluster.segment is not None else None,
+        start=begin,
+        comes_up=running or not (isinstance(cluster.starts_at_boot, Known) and not cluster.starts_at_boot.value),
+    )
+
+
+def _server(server: Server | None, settings: Settings | None, horizon: Horizon) -> Server | None:
+    """Return what the server says; after a start no buffer has been used yet, whatever it says now."""
+    if server is None or settings is None or horizon == "now":
+        return server
+    buffers = settings.shared_buffers
+    if isinstance(buffers, Known):
+        buffers = Known(buffers.value // _BLOCK_BYTES, f"all of them after a start ({buffers.source})", "inferred")
+    return replace(server, unused_buffers=buffers)
+
+
+def _cpus(share: CpuShare, system: System) -> CpuShare:
+    """Return what the cluster may use; of a host whose CPUs are assumed, all of them."""
+    online = system.cpus.online
+    return replace(share, allowed=online) if isinstance(online, Known) and online.certainty == "assumed" else share
+
+
+_BLOCK_BYTES = 8192  # of every packaged build (configure --with-blocksize)
+
+_NOT_RUNNING = Unknown("the cluster does not run", kind="unsupported")
+
+
+def _cluster(
+    system: System, cluster: ClusterFacts, prospect: Prospect, horizon: Horizon, assumed: Assumptions
+) -> ClusterView:
+    settings, segment, begin = prospect.settings, cluster.segment, prospect.start
+    if settings is not None and prospect.need is not None:
         begin = assumed.apply(begin, "cluster.start", horizon, cluster.id)
         if horizon == "now":
             begin = replace(begin, outcome=_outcome_now(begin, segment))
         else:
             segment = resulting_segment(
-                begin, settings, need, system.memory.base_page_bytes, system.huge_pages.shmem_thp_possible
+                begin, settings, prospect.need, system.memory.base_page_bytes, system.huge_pages.shmem_thp_possible
             )
     postmaster = cluster.postmaster
     view = ClusterView(
         id=cluster.id,
         data_directory=cluster.data_directory,
-        running=running,
+        running=cluster.settings is not None,
         version=cluster.version,
         major=cluster.major,
         fork=Known(cluster.fork, "the program's name"),
         owner=cluster.owner,
-        pid=Known(postmaster.pid, "/proc") if postmaster else cluster.elsewhere or not_running,
+        pid=Known(postmaster.pid, "/proc") if postmaster else cluster.elsewhere or _NOT_RUNNING,
         port=cluster.port,
         config_file=cluster.config_file,
         container=Known(cluster.container, "its cgroup") if cluster.container else Known(None, "its namespaces"),
@@ -153,54 +186,12 @@ def _cluster(system: System, cluster: ClusterFacts, horizon: Horizon, assumed: A
         settings=settings,
         segment=segment,
         freelist=cluster.freelist,
-        cpus=cluster.cpus,
+        cpus=_cpus(cluster.cpus, system),
         kernel_preemptible=cluster.elsewhere or system.kernel.preemption.preemptible,
-        server=cluster.server,
+        server=_server(cluster.server, settings, horizon),
         start=begin,
     )
     return assumed.apply(view, "cluster", horizon, cluster.id)
-
-
-def _demand(system: System, facts: Sequence[ClusterFacts], clusters: Sequence[ClusterView]) -> Demand:
-    pools = system.huge_pages.pools
-    if isinstance(pools, Unknown):
-        return Demand(pools, _wanted(clusters), pools, pools)
-    reserved = promised = 0
-    uneven: Fact[bool] = Known(False, "/sys/devices/system/node")
-    for pool in pools:
-        counts = (pool.page_bytes, pool.total, pool.free, pool.reserved)
-        for fact in counts:
-            if isinstance(fact, Unknown):
-                return Demand(fact, _wanted(clusters), fact, fact)
-        page, total, free, promise = (fact.value for fact in counts if isinstance(fact, Known))
-        reserved += page * total
-        promised += page * (total - free + promise)
-        if isinstance(pool.per_node, Known) and len(pool.per_node.value) > 1 and total:
-            spread = pool.per_node.value.values()
-            if max(spread) - min(spread) > max(1, total // len(spread) // 10):
-                uneven = Known(True, pool.per_node.source)
-    source = "/sys/kernel/mm/hugepages"
-    ours = sum(h.pages * h.page_bytes for h in (held(cluster.segment) for cluster in facts))
-    unseen = next((c.segment.backing for c in facts if c.segment and isinstance(c.segment.backing, Unknown)), None)
-    foreign: Fact[int] = Known(max(0, promised - ours), source)
-    if unseen is not None and promised > ours:
-        foreign = unseen
-    return Demand(Known(reserved, source), _wanted(clusters), foreign, uneven)
-
-
-def _wanted(clusters: Sequence[ClusterView]) -> Fact[int]:
-    """Return the sum of what all clusters would take as huge pages, those with huge_pages = off left out."""
-    total = 0
-    for cluster in clusters:
-        settings, begin = cluster.settings, cluster.start
-        if settings is None or (isinstance(settings.huge_pages, Known) and settings.huge_pages.value == "off"):
-            continue
-        if isinstance(begin.pages_needed, Unknown):
-            return begin.pages_needed
-        if isinstance(begin.page_bytes, Unknown):
-            return begin.page_bytes
-        total += begin.pages_needed.value * begin.page_bytes.value
-    return Known(total, "the segments of the clusters found")
 
 
 def _outcome_now(begin: Start, segment: Segment | None) -> Fact[Outcome]:
@@ -216,92 +207,6 @@ def _outcome_now(begin: Start, segment: Segment | None) -> Fact[Outcome]:
         if limit.value is not None and isinstance(size, Known) and limit.value < size.value:
             return Known("crashes", limit.source)
     return Known("starts", segment.backing.source, segment.backing.certainty)
-
-
-_SIZING = (
-    "shared_buffers", "max_connections", "autovacuum_max_workers", "max_worker_processes", "max_wal_senders",
-    "max_prepared_transactions", "max_locks_per_transaction", "max_replication_slots", "wal_buffers",
-    "shared_preload_libraries", "autovacuum_worker_slots", "max_pred_locks_per_transaction",
-    "min_dynamic_shared_memory", "track_activity_query_size",
-)  # fmt: skip
-"""Settings that the size of the segment depends on (PostgreSQL src/backend/storage/ipc/ipci.c)."""
-
-
-def _need(cluster: ClusterFacts, settings: Settings) -> Need:
-    """Return the bytes that the segment takes with these settings: the running one's where nothing changed."""
-    at_least: Fact[int] = settings.shared_buffers
-    if isinstance(at_least, Known):
-        at_least = Known(at_least.value, f"shared_buffers alone ({at_least.source})", "inferred")
-    if cluster.segment is None or cluster.settings is None:
-        return Need(
-            Unknown(
-                "the size of the segment is only known of a running server; it is more than shared_buffers",
-                "with the server stopped: postgres -D DATA_DIRECTORY -C shared_memory_size_in_huge_pages (15+)",
-            ),
-            at_least,
-        )
-    for name in _SIZING:
-        mine, running = getattr(settings, name), getattr(cluster.settings, name)
-        if isinstance(mine, Unknown):
-            return Need(mine, at_least)
-        if isinstance(running, Unknown):
-            return Need(running, at_least)
-        if not _same(name, mine.value, running.value, at_least, cluster.server):
-            return Need(
-                Unknown(
-                    f"{name} changes from {running.value} to {mine.value} ({mine.source}), and the size with it",
-                    "with the server stopped: postgres -D DATA_DIRECTORY -C shared_memory_size_in_huge_pages (15+)",
-                ),
-                at_least,
-            )
-    other = _other_change(cluster) if settings is cluster.files.settings else None
-    if other is not None:
-        return Need(
-            Unknown(
-                f"{other} is not in the files what it is in the running server, and may change the size",
-                "with the server stopped: postgres -D DATA_DIRECTORY -C shared_memory_size_in_huge_pages (15+)",
-            ),
-            at_least,
-        )
-    return Need(_running_need(cluster), at_least)
-
-
-def _other_change(cluster: ClusterFacts) -> str | None:
-    """Return a setting that only a start changes, changed in the files, which is none of those compared above."""
-    server, postmaster = cluster.server, cluster.postmaster
-    if (
-        server is None
-        or postmaster is None
-        or isinstance(server.settings, Unknown)
-        or isinstance(cluster.major, Unknown)
-    ):
-        return None
-    return restarts_changed(cluster.files, server.settings.value, postmaster.argv, cluster.major.value)
-
-
-def _same(name: str, wanted: object, running: object, shared_buffers: Fact[int], server: Server | None) -> bool:
-    """Return whether a setting leaves the size of the segment as it is."""
-    if wanted == running or name != "wal_buffers" or wanted != -1 or isinstance(shared_buffers, Unknown):
-        return wanted == running
-    # xlog.c XLOGChooseNumBuffers: a 32nd of shared_buffers, at least 64 kB, at most a WAL segment (16 MB unless
-    # initdb was told otherwise)
-    said = server.settings.value if server is not None and isinstance(server.settings, Known) else {}
-    segment = said.get("wal_segment_size", "")
-    most = int(segment) if is_number(segment) else 16 << 20
-    return running == max(64 << 10, min(shared_buffers.value // 8192 // 32 * 8192, most))
-
-
-def _running_need(cluster: ClusterFacts) -> Fact[int]:
-    assert cluster.segment is not None
-    size = cluster.segment.bytes
-    if isinstance(size, Known):
-        return Known(size.value, f"the running segment ({size.source})", size.certainty)
-    server, running = cluster.server, cluster.settings
-    if server is not None and running is not None and isinstance(server.huge_pages_needed, Known):
-        megabytes = server.settings.value.get("shared_memory_size") if isinstance(server.settings, Known) else None
-        if megabytes is not None and is_number(megabytes):
-            return Known(int(megabytes) << 20, "sql shared_memory_size")
-    return size
 
 
 def _standby_limits(

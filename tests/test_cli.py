@@ -95,8 +95,8 @@ def test_each_link_breaks_the_chain(call: Call, assumption: str, link: str) -> N
     report = json.loads(done.out)
     now = next(v for v in report["verdicts"] if v["horizon"] == "now")
     assert now["verdict"] == "not-exposed"
-    assert [x["link"] for x in now["links"] if x["state"] == "broken"] == [link]
-    assert report["assumed"] == [assumption]
+    assert [(x["link"], x["certainty"]) for x in now["links"] if x["state"] == "broken"] == [(link, "assumed")]
+    assert now["certainty"] == "assumed" and report["assumed"] == [assumption]
 
 
 def test_an_assumption_carries_over_to_what_follows_from_it(call: Call) -> None:
@@ -105,6 +105,20 @@ def test_an_assumption_carries_over_to_what_follows_from_it(call: Call) -> None:
     assert report["clusters"][0]["next_start"]["outcome"]["value"] == "refuses"
     failed = {(f["rule"], f["horizon"]) for f in report["findings"] if f["status"] == "fail"}
     assert ("PPC202", "next_start") in failed and ("PPC202", "crash_restart") not in failed
+
+
+def test_assumed_cpus_are_those_that_clusters_may_use(call: Call) -> None:
+    report = json.loads(call("--root", DEMO, "--assume", "next_start:host.cpus.online=2000", "--format", "json").out)
+    broken = {v["horizon"]: [x["link"] for x in v["links"] if x["state"] == "broken"] for v in report["verdicts"]}
+    assert broken == {"now": [], "crash_restart": [], "next_start": ["parallelism"]}
+
+
+def test_what_is_to_come_is_foreseen_and_not_measured(call: Call) -> None:
+    """An assumed start on huge pages: neither that nor the start without it is called measured."""
+    text = call("--root", DEMO).out
+    assert "next start: holds (foreseen):" in " ".join(text.split())
+    text = call("--root", DEMO, "--assume", "next_start:cluster.settings.huge_pages=off").out
+    assert "next start: holds (foreseen, assumed):" in " ".join(text.split())
 
 
 def test_assumptions_are_shown(call: Call) -> None:
@@ -117,6 +131,11 @@ def test_assumptions_are_shown(call: Call) -> None:
         (["--assume", "nonsense"], "expected [HORIZON:][CLUSTER:]FACT=VALUE"),
         (["--assume", "host.cpus.onlin=3"], "did you mean host.cpus.online?"),
         (["--assume", "host.cpus.online=many"], "expected integer"),
+        (["--assume", "host.cpus.online=-3"], "expected integer, 0 or more"),
+        (["--assume", "host.cpus.online=nan"], "expected integer, 0 or more"),
+        (["--assume", "host.cpus.online=\u0663"], "expected integer, 0 or more"),
+        (["--assume", "cluster.settings.wal_buffers=-2"], "expected integer, -1 or more"),
+        (["--assume", "cluster.settings.shared_buffers=1e999"], "expected integer, -1 or more in bytes"),
         (["--assume", "host.kernel.preemption.mode=lasy"], '"lazy"'),
         (["--assume", "cluster.settings=3"], "has parts"),
         (["--assume", "tomorrow:host.cpus.online=3"], "expected a horizon"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pgpreemptcheck.engine.expression import (
+    CERTAINTIES,
     MAX_DEPTH,
     MAX_LENGTH,
     UNKNOWN,
@@ -192,6 +193,9 @@ def measured(value: object) -> Known[Any]:
     return Known(value, "s")
 
 
+INFERRED, HEURISTIC = CERTAINTIES.index("inferred"), CERTAINTIES.index("heuristic")
+
+
 def inferred(value: object) -> Known[Any]:
     return Known(value, "s", "inferred")
 
@@ -204,25 +208,33 @@ def heuristic(value: object) -> Known[Any]:
     ("text", "facts", "expected"),
     [
         # all operands of a True `and`, the weakest of them
-        ("a and b", {"a": measured(True), "b": inferred(True)}, (True, ("a", "b"), 1)),
+        ("a and b", {"a": measured(True), "b": inferred(True)}, (True, ("a", "b"), INFERRED)),
         # the False operands of a False `and`, the strongest of them
-        ("a and b and c", {"a": heuristic(False), "b": inferred(False), "c": measured(True)}, (False, ("a", "b"), 1)),
+        (
+            "a and b and c",
+            {"a": heuristic(False), "b": inferred(False), "c": measured(True)},
+            (False, ("a", "b"), INFERRED),
+        ),
         ("a and b", {"a": inferred(True), "b": measured(False)}, (False, ("b",), 0)),
         # each False operand is as weak as its weakest part
         (
             "(a or b) and c",
             {"a": measured(False), "b": heuristic(False), "c": inferred(False)},
-            (False, ("a", "b", "c"), 1),
+            (False, ("a", "b", "c"), INFERRED),
         ),
         # the True operands of a True `or`, the strongest
-        ("a or b or c", {"a": heuristic(True), "b": measured(False), "c": inferred(True)}, (True, ("a", "c"), 1)),
-        ("a or b", {"a": measured(False), "b": heuristic(False)}, (False, ("a", "b"), 2)),
-        ("a or u", {"a": inferred(True)}, (True, ("a",), 1)),
+        (
+            "a or b or c",
+            {"a": heuristic(True), "b": measured(False), "c": inferred(True)},
+            (True, ("a", "c"), INFERRED),
+        ),
+        ("a or b", {"a": measured(False), "b": heuristic(False)}, (False, ("a", "b"), HEURISTIC)),
+        ("a or u", {"a": inferred(True)}, (True, ("a",), INFERRED)),
         ("a and u and v", {"a": measured(True)}, (UNKNOWN, ("u", "v"), 0)),
         ("a == u", {"a": inferred(1)}, (UNKNOWN, ("u",), 0)),
-        ("not (a and b)", {"a": measured(True), "b": heuristic(False)}, (True, ("b",), 2)),
-        ("a + b > 2", {"a": inferred(1), "b": heuristic(2)}, (True, ("a", "b"), 2)),
-        ("a < b < c", {"a": measured(1), "b": inferred(2), "c": heuristic(3)}, (True, ("a", "b", "b", "c"), 2)),
+        ("not (a and b)", {"a": measured(True), "b": heuristic(False)}, (True, ("b",), HEURISTIC)),
+        ("a + b > 2", {"a": inferred(1), "b": heuristic(2)}, (True, ("a", "b"), HEURISTIC)),
+        ("a < b < c", {"a": measured(1), "b": inferred(2), "c": heuristic(3)}, (True, ("a", "b", "b", "c"), HEURISTIC)),
         ("a is defined", {"a": heuristic(1)}, (True, ("a",), 0)),
         ("u is defined", {}, (False, ("u",), 0)),
     ],
@@ -241,7 +253,7 @@ def test_a_list_is_joined_by_and() -> None:
 def test_a_constant_weakens_what_rests_on_it() -> None:
     constants = {"threshold.cpus": Known(64, "reason", "heuristic")}
     expression = compile_condition("cpus >= threshold.cpus", any_type, constants)
-    assert expression.run(environment({"cpus": 96})) == (True, ("cpus", "threshold.cpus"), 2)
+    assert expression.run(environment({"cpus": 96})) == (True, ("cpus", "threshold.cpus"), HEURISTIC)
 
 
 # types ------------------------------------------------------------------------------------------

@@ -454,6 +454,39 @@ def test_pages_that_another_cluster_holds_cannot_be_had() -> None:
                 write(overcommit, before)
 
 
+@pytest.mark.parametrize("mode", ["try", "on"])
+def test_a_pool_for_one_of_two_is_promised_to_neither(mode: str) -> None:
+    """Each would find its pages, both do not: started in one order the first gets them, in the other the second."""
+    line = f"huge_pages = {mode}"
+    with a_cluster(17, line) as first, a_cluster(18, line) as second, pool(200):
+        with first.start() as one, second.start() as two:
+            needs = [mapped(one.pid).size // PAGE, mapped(two.pid).size // PAGE]
+        first.configure("huge_pages = off")
+        second.configure("huge_pages = off")
+        with first.start(), second.start():
+            first.configure(line)
+            second.configure(line)
+            set_pool(sum(needs) - 1)
+            report = check(*EXPOSED)
+            for cluster in (first, second):
+                assert gap(report.cluster(cluster.directory)["next_start"]["outcome"])
+                assert "PPC216" in report.failed(cluster.directory, "next_start")
+                assert report.links(cluster.directory, "next_start")["base_pages"] == "unknown"
+        for order in ((first, second), (second, first)):
+            set_pool(sum(needs) - 1)
+            with order[0].start() as early:
+                assert mapped(early.pid).backing == "huge"
+                assert started_late(order[1]) == ("base" if mode == "try" else None)
+
+
+def started_late(cluster: Cluster) -> str | None:
+    try:
+        with cluster.start() as running:
+            return mapped(running.pid).backing
+    except ServerRefusedError:
+        return None
+
+
 def test_pages_of_another_size() -> None:
     """huge_page_size names a pool of its own: without one `try` falls back and `on` refuses, with one it is used."""
     gigantic = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages"

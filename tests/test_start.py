@@ -14,7 +14,8 @@ import pytest
 from pgpreemptcheck.facts.cgroups import HugetlbLimit
 from pgpreemptcheck.facts.hugepages import HugePages, Pool
 from pgpreemptcheck.facts.settings import Settings
-from pgpreemptcheck.start import Held, Need, Outcome, Start, obtainable, resulting_segment, start
+from pgpreemptcheck.need import Need
+from pgpreemptcheck.start import Held, Outcome, Start, obtainable, resulting_segment, start
 from pgpreemptcheck.values import Fact, Known, Unknown
 
 MB = 1 << 20

@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 class LinkState(NamedTuple):
     """One link of a chain. `facts` are the names that decided it; of an unknown link those that are missing.
 
-    `certainty` is None where the state is unknown.
+    `certainty` is None where the state is unknown. `foreseen`: the state is one to come, worked out from what is now.
     """
 
     link: str
@@ -67,6 +67,7 @@ class LinkState(NamedTuple):
     because: str
     facts: tuple[str, ...]
     evidence: tuple[Evidence, ...]
+    foreseen: bool
 
 
 class Verdict(NamedTuple):
@@ -292,8 +293,8 @@ def judge_scenario(
     reason = _without_subject(facts, horizon)
     if reason:
         return _not_applicable(scenario, cluster, horizon, reason)
-    links = tuple(_link(link, facts, rules) for link in scenario.links)
-    trigger = _link(scenario.trigger, facts, rules) if scenario.trigger is not None else None
+    links = tuple(_link(link, facts, horizon, rules) for link in scenario.links)
+    trigger = _link(scenario.trigger, facts, horizon, rules) if scenario.trigger is not None else None
     verdict, certainty = _chain(links)
     severity: Severity = "info"
     thresholds: tuple[str, ...] = ()
@@ -306,7 +307,7 @@ def judge_scenario(
         except EvaluationError:
             severity = scenario.severity[0].level
     if verdict == "exposed" and horizon == "now" and trigger is not None:
-        dormant = trigger.state == "broken" and trigger.certainty == "measured"
+        dormant = trigger.state == "broken" and trigger.certainty in _SURE
         if dormant:
             severity = max(severity, "low", key=SEVERITIES.index)
     return Verdict(
@@ -326,30 +327,34 @@ def judge_scenario(
     )
 
 
+_SURE = ("measured", "assumed")
+
+
 def _chain(links: Sequence[LinkState]) -> tuple[VerdictName, Certainty | None]:
     broken = [CERTAINTIES.index(link.certainty) for link in links if link.state == "broken" and link.certainty]
     if broken:
-        strongest = min(broken)
-        return "not-exposed" if strongest == 0 else "probably-not-exposed", CERTAINTIES[strongest]
+        strongest = CERTAINTIES[min(broken)]
+        return "not-exposed" if strongest in _SURE else "probably-not-exposed", strongest
     if all(link.state == "holds" for link in links):
         return "exposed", max((link.certainty for link in links if link.certainty), key=CERTAINTIES.index)
     return "undetermined", None
 
 
-def _link(link: Link, facts: Environment, rules: RuleSet) -> LinkState:
+def _link(link: Link, facts: Environment, horizon: Horizon, rules: RuleSet) -> LinkState:
     try:
         value, names, rank = link.holds.run(facts)
     except EvaluationError as error:
-        return LinkState(link.link, link.title, "unknown", None, f"the rule erred: {error}", (), ())
+        return LinkState(link.link, link.title, "unknown", None, f"the rule erred: {error}", (), (), False)
     state: LinkStatus = "holds" if value is True else "broken" if value is False else "unknown"
-    because = link.because[state].fill(facts)
+    foreseen = horizon != "now" and state in link.foreseen
+    because = (link.foreseen if foreseen else link.because)[state].fill(facts)
     if state == "unknown":
         told = value.reason if value is not UNKNOWN else _gaps(names[:1], facts)
         because = f"{because} ({told.removeprefix('not known: ')})"
     facts_used = tuple(dict.fromkeys(name for name in names if not name.startswith("threshold.")))
     evidence = _evidence(names, facts, rules.schema)
     certainty = None if state == "unknown" else CERTAINTIES[rank]
-    return LinkState(link.link, link.title, state, certainty, because, facts_used, evidence)
+    return LinkState(link.link, link.title, state, certainty, because, facts_used, evidence, foreseen)
 
 
 def _cheapest(links: Sequence[LinkState], facts: Environment) -> str | None:

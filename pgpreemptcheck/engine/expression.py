@@ -26,7 +26,7 @@ from pgpreemptcheck.values import Certainty, Known, Unknown
 MAX_LENGTH = 2000
 MAX_DEPTH = 40
 
-CERTAINTIES: tuple[Certainty, ...] = ("measured", "inferred", "heuristic")
+CERTAINTIES: tuple[Certainty, ...] = ("measured", "assumed", "inferred", "heuristic")
 """By rank: 0 is the strongest."""
 _RANK = {certainty: rank for rank, certainty in enumerate(CERTAINTIES)}
 

@@ -94,12 +94,16 @@ class Rule(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One link of a scenario: True holds, False is broken; one text for each state."""
+    """One link of a scenario: True holds, False is broken; one text for each state.
+
+    `foreseen` has the texts for the horizons to come where these differ: what would be is not what is.
+    """
 
     link: str
     title: str
     holds: Expression
     because: Mapping[str, Message]
+    foreseen: Mapping[str, Message]
 
 
 class Scenario(NamedTuple):
@@ -475,13 +479,17 @@ class _Compiler:
         )
 
     def _link(self, section: _Section, types: TypeOf) -> Link:
-        section.only(("link", "title", "holds", "because"))
+        section.only(("link", "title", "holds", "because", "foreseen"))
         name = section.text("link")
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name, re.ASCII):
             raise section.error("link", "link: a name of small letters, digits and _ is expected")
         because = section.section("because", _STATES)
         texts = {state: self._message(because, state, types, required=True) for state in _STATES}
-        return Link(name, section.text("title"), self._condition(section, "holds", types), texts)
+        foreseen = {}
+        if "foreseen" in section.value:
+            given = section.section("foreseen", _STATES)
+            foreseen = {state: self._message(given, state, types) for state in _STATES if state in given.value}
+        return Link(name, section.text("title"), self._condition(section, "holds", types), texts, foreseen)
 
     def _severity(self, section: _Section, types: TypeOf) -> tuple[Case, ...]:
         """Return the cases from worst to least, the last of them without a condition."""

@@ -14,6 +14,10 @@ SEVERITIES = ("critical", "high", "medium", "low", "info")
 """From worst to least."""
 
 
+EXPOSED = ("exposed", "observed", "contradiction")
+"""The verdicts that count as found."""
+
+
 @record
 class OpenQuestion:
     """A fact that is not known, why, what would settle it, and which rules wait for it."""
@@ -51,7 +55,7 @@ def exit_code(evaluation: Evaluation, fail_on: str) -> int:
     findings, verdicts = evaluation.findings, evaluation.verdicts
     if any(f.status == "fail" and reaches(f.severity, fail_on) for f in findings):
         return 1
-    if any(v.verdict in ("exposed", "observed", "contradiction") and reaches(v.severity, fail_on) for v in verdicts):
+    if any(v.verdict in EXPOSED and reaches(v.severity, fail_on) for v in verdicts):
         return 1
     if any(f.status in ("unknown", "error") and reaches(f.severity, fail_on) for f in findings):
         return 3

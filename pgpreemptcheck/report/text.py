@@ -1,23 +1,25 @@
 """The report for a terminal: the answer first, then why, what to do, and what is not known.
 
-Plain text in 80 columns. Colour only where the caller says that the terminal takes it; without UTF-8 the
-chain is drawn in ASCII.
+Plain text, in 80 columns where nothing else is asked for. Colour only where the caller says that the terminal takes
+it; without UTF-8 the chain is drawn in ASCII.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from pgpreemptcheck import __version__
 from pgpreemptcheck.engine.evaluate import Finding, LinkState, Verdict
-from pgpreemptcheck.engine.message import as_bytes
-from pgpreemptcheck.report.outcome import SEVERITIES, Report
+from pgpreemptcheck.report.outcome import EXPOSED, SEVERITIES, Report, reaches
 from pgpreemptcheck.report.plain import printable
+from pgpreemptcheck.units import as_bytes
 from pgpreemptcheck.values import Fact, Known, Unknown, record
-from pgpreemptcheck.views import ClusterView
+from pgpreemptcheck.views import ClusterView, Horizon
 
 WIDTH = 80
+LEAST_WIDTH = 72  # of a drawn chain
 _COLUMN = 11  # of a link in the drawn chain
 
 HORIZON_NAMES = {"now": "now", "crash_restart": "crash restart", "next_start": "next start"}
@@ -45,32 +47,31 @@ class Style:
 
     colour: bool = False
     unicode: bool = True
+    width: int = WIDTH
 
     def paint(self, text: str, kind: str) -> str:
         return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if self.colour else text
 
-    def wrap(self, text: str, kind: str) -> list[str]:
-        """Wrap, then paint: the codes must neither be counted nor escaped."""
-        return [self.paint(line, kind) for line in _wrap(text)]
+    def wrap(self, text: str, indent: str = "", first: str | None = None, *, kind: str | None = None) -> list[str]:
+        """Return the lines of a text, painted once they are wrapped: the codes must neither be counted nor escaped."""
+        lines = textwrap.wrap(
+            printable(text), max(self.width, LEAST_WIDTH), initial_indent=indent if first is None else first,
+            subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        return [self.paint(line, kind) for line in lines] if kind else lines
 
 
 def render(report: Report, style: Style) -> str:
     """Return the whole text report."""
-    lines = [*_header(report), "", *_answer(report, style)]
+    lines = [*_header(report, style), "", *_answer(report, style)]
     for cluster in report.views["now"].clusters:
         lines += ["", *_cluster(report, cluster, style)]
     lines += _findings(report, style)
     lines += _unknowns(report, style)
-    lines += ["", *_footer(report)]
+    lines += _cut_offs(report, style)
+    lines += ["", *_footer(report, style)]
     text = "\n".join(lines) + "\n"
     return text if style.unicode else text.encode("ascii", "replace").decode("ascii")
-
-
-def _wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        printable(text), WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
 
 
 def shown(fact: Fact[object], otherwise: str = "unknown") -> str:
@@ -78,21 +79,23 @@ def shown(fact: Fact[object], otherwise: str = "unknown") -> str:
     return printable(str(fact.value)) if isinstance(fact, Known) else otherwise
 
 
-def _header(report: Report) -> list[str]:
+def _header(report: Report, style: Style) -> list[str]:
     host = report.views["now"].host
     kernel = host.kernel.preemption
     system = f"{shown(host.os.id, 'unknown system')} {shown(host.os.version, '')}".strip()
     lines = [f"pgpreemptcheck {__version__}   {shown(host.hostname, 'unnamed host')}   {report.generated_at}"]
-    lines += _wrap(f"{system}, Linux {shown(host.kernel.release)} {shown(host.arch)}, {_machine(report)}", "  ", "")
+    lines += style.wrap(
+        f"{system}, Linux {shown(host.kernel.release)} {shown(host.arch)}, {_machine(report)}", "  ", ""
+    )
     if isinstance(kernel.mode, Known):
         how = {"effective": "read off the running kernel", "boot": "inferred from boot", "build": "inferred from build"}
         told = how.get(kernel.certainty or "", "")
-        lines += _wrap(f"kernel preemption: {kernel.mode.value} ({told}: {kernel.mode.source})", "  ", "")
+        lines += style.wrap(f"kernel preemption: {kernel.mode.value} ({told}: {kernel.mode.source})", "  ", "")
     else:
-        lines += _wrap(f"kernel preemption: unknown ({kernel.mode.reason})", "  ", "")
-    lines += _wrap(f"huge pages: {_pools(report)}", "  ", "")
+        lines += style.wrap(f"kernel preemption: unknown ({kernel.mode.reason})", "  ", "")
+    lines += style.wrap(f"huge pages: {_pools(report)}", "  ", "")
     for assumption in report.assumed:
-        lines += _wrap(f"ASSUMED: {assumption}", "  ", "")
+        lines += style.wrap(f"ASSUMED: {assumption}", "  ", "")
     return lines
 
 
@@ -118,9 +121,14 @@ def _pools(report: Report) -> str:
     for pool in pools:
         if isinstance(pool.total, Known) and pool.total.value == 0:
             continue
+        surplus = f", {shown(pool.surplus)} surplus" if not _is(pool.surplus, 0) else ""
         told.append(f"{shown(pool.total)} of {_size(pool.page_bytes)} ({shown(pool.free)} free, "
-                    f"{shown(pool.reserved)} of them promised)")  # fmt: skip
+                    f"{shown(pool.reserved)} of them promised{surplus})")  # fmt: skip
     return "; ".join(told) or "none reserved"
+
+
+def _is(fact: Fact[int], value: int) -> bool:
+    return isinstance(fact, Known) and fact.value == value
 
 
 def _answer(report: Report, style: Style) -> list[str]:
@@ -131,9 +139,9 @@ def _answer(report: Report, style: Style) -> list[str]:
     if not clusters:
         if hidden is not None:
             text = f"UNKNOWN: no PostgreSQL was seen, but one may be here: {hidden.reason}."
-            return _wrap(text) + (_wrap(f"To settle it: {hidden.hint}.", "  ", "") if hidden.hint else [])
+            return style.wrap(text) + (style.wrap(f"To settle it: {hidden.hint}.", "  ", "") if hidden.hint else [])
         return [
-            *_wrap(
+            *style.wrap(
                 "No PostgreSQL was found on this host: nothing here is exposed. What is said below is the "
                 "host's part. A cluster that does not run can be named with --pgdata DIRECTORY."
             ),
@@ -141,13 +149,13 @@ def _answer(report: Report, style: Style) -> list[str]:
         ]
     lines: list[str] = []
     if hidden is not None:
-        lines += style.wrap(f"INCOMPLETE: a PostgreSQL may run here that cannot be seen: {hidden.reason}.", "bold")
+        lines += style.wrap(f"INCOMPLETE: a PostgreSQL may run here that cannot be seen: {hidden.reason}.", kind="bold")
     worst = _worst(verdicts)
-    critical = [f for f in report.evaluation.findings if f.status == "fail" and f.severity == "critical"]
-    for title in dict.fromkeys(f.title for f in critical):
-        lines += style.wrap(f"CRITICAL: {title}.", "critical")
+    for same in _grouped([f for f in report.evaluation.findings if f.status == "fail" and f.severity == "critical"]):
+        owner = f"{same[0].cluster}: " if same[0].cluster and len(clusters) > 1 else ""
+        lines += style.wrap(f"CRITICAL: {owner}{same[0].title} ({_horizons(same)}).", kind="critical")
     if worst is None:
-        return [*lines, *_wrap("No cluster runs or would start: there is no exposure to judge.")]
+        return [*lines, *style.wrap("No cluster runs or would start: there is no exposure to judge.")]
     where = _where(worst, verdicts)
     if worst.verdict in ("observed", "contradiction", "exposed"):
         text = {
@@ -155,18 +163,28 @@ def _answer(report: Report, style: Style) -> list[str]:
             "contradiction": f"CONTRADICTION: the profile and the facts disagree {where}.",
             "exposed": f"EXPOSED ({worst.severity}): the Linux preemption regression can hit {where}.",
         }[worst.verdict]
-        lines += style.wrap(text, worst.severity)
+        lines += style.wrap(text, kind=worst.severity)
         if worst.verdict == "exposed" and worst.severity == "info":
-            lines += _wrap("At this size nothing needs to be done about it.")
+            lines += style.wrap("At this size nothing needs to be done about it.")
         elif worst.verdict == "exposed":
-            lines += _wrap("What removes it: huge pages that are really in use. See below for what and in which order.")
+            lines += style.wrap("What removes it: huge pages that are really in use. What to do stands under Findings.")
     elif worst.verdict == "undetermined":
-        lines += style.wrap(f"UNDETERMINED (at most {worst.severity}): {where}.", worst.severity)
+        lines += style.wrap(f"UNDETERMINED (at most {worst.severity}): {where}.", kind=worst.severity)
+        lines += _settles(report, worst, style)
     elif worst.verdict == "probably-not-exposed":
-        lines += _wrap(f"PROBABLY NOT EXPOSED: {where}, but what says so was inferred, not measured.")
+        lines += style.wrap(f"PROBABLY NOT EXPOSED: {where}, but what says so was inferred, not measured.")
     else:
-        lines += style.wrap(f"NOT EXPOSED to the Linux preemption regression: {where}.", "good")
+        lines += style.wrap(f"NOT EXPOSED to the Linux preemption regression: {where}.", kind="good")
     return lines
+
+
+def _settles(report: Report, verdict: Verdict, style: Style) -> list[str]:
+    """What one thing is missing for a verdict, and how to learn it."""
+    for question in report.unknowns:
+        if question.fact == verdict.settles and question.cluster in (verdict.cluster, None):
+            hint = f" To settle it: {question.hint}." if question.hint else ""
+            return style.wrap(f"Not known: {question.reason}.{hint}", "  ", "")
+    return []
 
 
 _RANK = ("observed", "contradiction", "exposed", "undetermined", "probably-not-exposed", "not-exposed")
@@ -189,8 +207,8 @@ def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str
     state = f"running, pid {shown(cluster.pid)}" if cluster.running else "not running"
     port = f", port {shown(cluster.port)}" if isinstance(cluster.port, Known) else ""
     yield style.paint(f"Cluster {printable(cluster.id)}", "bold")
-    yield from _wrap(f"PostgreSQL {shown(cluster.version)}{port}, {state}, owner {shown(cluster.owner)}", "  ")
-    yield from _wrap(_memory_line(cluster), "  ")
+    yield from style.wrap(f"PostgreSQL {shown(cluster.version)}{port}, {state}, owner {shown(cluster.owner)}", "  ")
+    yield from style.wrap(_memory_line(cluster), "  ")
     verdicts = [v for v in report.evaluation.verdicts if v.cluster == cluster.id]
     if not any(v.links for v in verdicts):
         return
@@ -200,10 +218,7 @@ def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str
     for verdict in verdicts:
         yield _chain(verdict, style)
     yield ""
-    yield from _because(verdicts)
-    cut_offs = dict.fromkeys(text for v in verdicts for text in v.thresholds)
-    if cut_offs:
-        yield from _wrap(f"by cut-offs of ours: {'; '.join(cut_offs)}", " " * 14, f"  {'severity':<12}")
+    yield from _because(verdicts, style)
 
 
 def _links(verdicts: Sequence[Verdict]) -> Sequence[LinkState]:
@@ -251,31 +266,37 @@ def _chain(verdict: Verdict, style: Style) -> str:
     return (row + " " + style.paint(name, verdict.severity)).rstrip()
 
 
-def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _because(verdicts: Sequence[Verdict], style: Style) -> Iterator[str]:
     """Why each link is as it is, once where the horizons agree."""
     for position, link in enumerate(_links(verdicts)):
         reasons: dict[str, list[str]] = {}
         for verdict in verdicts:
             if position < len(verdict.links):
                 state = verdict.links[position]
-                certainty = "" if state.state == "unknown" else f" ({state.certainty})"
-                reasons.setdefault(f"{state.state}{certainty}: {state.because}", []).append(
+                reasons.setdefault(f"{state.state}{_certainty(state)}: {state.because}", []).append(
                     HORIZON_NAMES[verdict.horizon]
                 )
+        label = LINK_NAMES.get(link.link, link.link)
         for text, horizons in reasons.items():
             when = "" if len(reasons) == 1 else f"{', '.join(horizons)}: "
-            label = f"  {LINK_NAMES.get(link.link, link.link):<12}"
-            yield from _wrap(f"{when}{text}", " " * 14, label)
+            yield from style.wrap(f"{when}{text}", " " * 14, f"  {label:<12}")
+            label = ""
+
+
+def _certainty(link: LinkState) -> str:
+    """How sure a state is; one to come is never measured, only foreseen from what was."""
+    if link.state == "unknown" or link.certainty is None:
+        return ""
+    if not link.foreseen:
+        return f" ({link.certainty})"
+    return " (foreseen)" if link.certainty == "measured" else f" (foreseen, {link.certainty})"
 
 
 def _findings(report: Report, style: Style) -> list[str]:
-    groups: dict[tuple[str, str | None, str], list[Finding]] = {}
-    for finding in report.evaluation.findings:
-        if finding.status in ("fail", "error"):
-            groups.setdefault((finding.rule, finding.cluster, finding.detail), []).append(finding)
+    groups = _grouped([f for f in report.evaluation.findings if f.status in ("fail", "error")])
     if not groups:
         return []
-    ordered = sorted(groups.values(), key=lambda same: SEVERITIES.index(_worst_of(same).severity))
+    ordered = sorted(groups, key=lambda same: SEVERITIES.index(_worst_of(same).severity))
     many = len(report.views["now"].clusters) > 1
     lines: list[str] = []
     for same in ordered:
@@ -287,8 +308,16 @@ def _findings(report: Report, style: Style) -> list[str]:
     if information:
         lines += ["", style.paint("For information (no action needed)", "bold")]
         for same in information:
-            lines += _short(same, many=many)
+            lines += _short(same, style, many=many)
     return lines
+
+
+def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings that say the same of one cluster at several horizons, together."""
+    groups: dict[tuple[str, str | None, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.rule, finding.cluster, finding.detail), []).append(finding)
+    return list(groups.values())
 
 
 def _worst_of(same: Sequence[Finding]) -> Finding:
@@ -301,33 +330,45 @@ def _horizons(same: Sequence[Finding]) -> str:
 
 def _seen(finding: Finding) -> str:
     shown_facts = [evidence for evidence in finding.evidence if evidence.fact != "cluster.running"]
-    return "; ".join(f"{e.fact} = {e.shown}" + (f" ({e.source})" if e.source else "") for e in shown_facts)
+    return "; ".join(f"{_words(e.fact)} = {e.shown}" + (f" ({e.source})" if e.source else "") for e in shown_facts)
 
 
-def _short(same: Sequence[Finding], *, many: bool) -> Iterator[str]:
+def _words(fact: str) -> str:
+    """The name of a fact for a line of text: settings by their own names, others without the path before them."""
+    horizon, _, rest = fact.partition(".")
+    if horizon in HORIZON_NAMES:
+        return f"{HORIZON_NAMES[cast(Horizon, horizon)]}: {_words(rest)}"
+    if fact.startswith("cluster.settings."):
+        return fact.rpartition(".")[2]
+    return rest.replace("_", " ").replace(".", " ")
+
+
+def _short(same: Sequence[Finding], style: Style, *, many: bool) -> Iterator[str]:
     finding = _worst_of(same)
     owner = f", cluster {finding.cluster}" if many and finding.cluster else ""
-    yield from _wrap(f"{finding.rule}  {finding.title} ({_horizons(same)}{owner}): {_seen(finding)}", " " * 10, "  ")
+    yield from style.wrap(
+        f"{finding.rule}  {finding.title} ({_horizons(same)}{owner}): {_seen(finding)}", " " * 10, "  "
+    )
 
 
 def _finding(same: Sequence[Finding], style: Style, *, many: bool) -> Iterator[str]:
     worst = _worst_of(same)
-    heading = _wrap(f"{worst.severity.upper()}  {worst.rule}  {worst.title}  ({_horizons(same)})", "  ", "")
+    heading = style.wrap(f"{worst.severity.upper()}  {worst.rule}  {worst.title}  ({_horizons(same)})", "  ", "")
     yield from (style.paint(line, worst.severity) for line in heading)
     if many and worst.cluster is not None:
-        yield from _wrap(f"cluster {worst.cluster}", "  ")
-    yield from _part("seen", _seen(worst))
-    yield from _part("expected", worst.expected)
-    yield from _part("why", worst.detail)
-    yield from _part("do", worst.action)
-    yield from _part("check", worst.verify)
-    yield from _part("undo", worst.undo)
+        yield from style.wrap(f"cluster {worst.cluster}", "  ")
+    yield from _part(style, "seen", _seen(worst))
+    yield from _part(style, "expected", worst.expected)
+    yield from _part(style, "why", worst.detail)
+    yield from _part(style, "do", worst.action)
+    yield from _part(style, "check", worst.verify)
+    yield from _part(style, "undo", worst.undo)
     if worst.thresholds:
-        yield from _part("note", "the severity rests on heuristic cut-offs: " + "; ".join(worst.thresholds))
+        yield from _part(style, "severity", "by cut-offs of ours, explained below")
 
 
-def _part(label: str, text: str) -> Iterable[str]:
-    return _wrap(text, " " * 12, f"  {label + ':':<10}") if text else ()
+def _part(style: Style, label: str, text: str) -> Iterable[str]:
+    return style.wrap(text, " " * 12, f"  {label + ':':<10}") if text else ()
 
 
 def _unknowns(report: Report, style: Style) -> list[str]:
@@ -339,31 +380,58 @@ def _unknowns(report: Report, style: Style) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for question in relevant:
         owner = f"{question.cluster}: " if many and question.cluster else ""
-        reasons.setdefault((question.reason, question.hint), []).append(owner + question.fact)
+        reasons.setdefault((question.reason, question.hint), []).append(owner + _words(question.fact))
     for (reason, hint), names in reasons.items():
         shown_names = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        lines += _wrap(f"{shown_names}: {reason}" + (f". To settle it: {hint}" if hint else ""), "    ", "  ")
+        lines += style.wrap(f"{shown_names}: {reason}" + (f". To settle it: {hint}" if hint else ""), "    ", "  ")
     hints: dict[str, set[tuple[str | None, str]]] = {}
     for question in relevant:
         if question.hint:
             hints.setdefault(question.hint, set()).update((question.cluster, rule) for rule in question.settles)
     if hints:
         best = max(hints, key=lambda hint: len(hints[hint]))
-        lines += _wrap(f"What would settle most ({len(hints[best])} checks): {best}", "  ")
+        if len(hints[best]) > 1:
+            lines += style.wrap(f"What would settle most ({len(hints[best])} checks): {best}", "  ")
     return lines
 
 
-def _footer(report: Report) -> list[str]:
-    counts = dict.fromkeys(("pass", "fail", "unknown", "not-applicable", "error", "waived"), 0)
-    for finding in report.evaluation.findings:
-        counts[finding.status] += 1
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    reasons = {
-        0: f"nothing at or above {report.fail_on}" if report.fail_on != "never" else "--fail-on never",
-        1: f"something at or above {report.fail_on} was found",
-        3: f"something at or above {report.fail_on} is not known",
-    }
+def _cut_offs(report: Report, style: Style) -> list[str]:
+    """The cut-offs that severities rest on, each once, with the reason why it is no more than that."""
+    found = report.evaluation.findings
+    told = [v.thresholds for v in report.evaluation.verdicts]
+    told += [f.thresholds for f in found if f.status == "fail" and f.severity != "info"]
+    names = dict.fromkeys(text for texts in told for text in texts)
+    if not names:
+        return []
+    lines = ["", style.paint("Cut-offs of ours that severities rest on", "bold")]
+    for text in names:
+        lines += style.wrap(text, "    ", "  ")
+    return lines
+
+
+def _footer(report: Report, style: Style) -> list[str]:
+    findings = report.evaluation.findings
+    failed = [f.severity for f in findings if f.status == "fail"]
+    told = [f"{failed.count(s)} {s}" for s in SEVERITIES[:-1] if s in failed]
+    for status, word in (("pass", "passed"), ("unknown", "not known"), ("error", "in error")):
+        count = sum(f.status == status for f in findings)
+        told += [f"{count} {word}"] if count else []
+    if "info" in failed:
+        told.append(f"{failed.count('info')} for information")
     return [
-        *_wrap(f"Checks: {told}. Exit code {report.exit_code}: {reasons[report.exit_code]}."),
-        *_wrap("All of it, passes included: --format json. One rule explained: pgpreemptcheck rules show ID"),
+        *style.wrap(f"Checks: {', '.join(told) or 'none applies'}. Exit code {report.exit_code}: {_why_exit(report)}."),
+        *style.wrap("All of it, passes included: --format json. One rule explained: pgpreemptcheck rules show ID"),
     ]
+
+
+def _why_exit(report: Report) -> str:
+    level = report.fail_on
+    if level == "never":
+        return "--fail-on never"
+    if report.exit_code == 0:
+        return f"nothing at or above {level}"
+    status, verdicts = ("fail", EXPOSED) if report.exit_code == 1 else ("unknown", ("undetermined",))
+    names = [v.scenario for v in report.evaluation.verdicts if v.verdict in verdicts and reaches(v.severity, level)]
+    names += [f.rule for f in report.evaluation.findings if f.status == status and reaches(f.severity, level)]
+    what = "found" if report.exit_code == 1 else "not known, and may be,"
+    return f"{what} at or above {level}: {', '.join(dict.fromkeys(names))}"

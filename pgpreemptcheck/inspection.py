@@ -52,6 +52,8 @@ class ClusterFacts:
     settings: Settings | None
     segment: Segment | None
     server: Server | None
+    unseen: Unknown | None = None
+    """Why it may run out of sight, though no process of it was seen (postmaster.pid is there, say)."""
     elsewhere: Unknown | None = None
     """Why nothing of the host is known of it: it runs on another one (--dsn)."""
 
@@ -95,9 +97,12 @@ class _Reader:
         major = clusters.major(host, files, postmaster)
         answer = self._access.answer(postmaster)
         said = server.facts(answer)
-        on_disk = _read_files(
-            files, postmaster.data_directory, postmaster.config_file, major, postmaster.argv, postmaster.fork
-        )
+        if postmaster.options is None:
+            on_disk = _read_files(
+                files, postmaster.data_directory, postmaster.config_file, major, postmaster.argv, postmaster.fork
+            )
+        else:
+            on_disk = settings.unread(postmaster.options)  # the files alone do not say what a start takes
         sql_settings = said.settings.value if isinstance(said.settings, Known) else None
         now = settings.running(on_disk, sql_settings, postmaster.argv, _known(major), postmaster.started)
         directory = _known(postmaster.data_directory)
@@ -201,6 +206,7 @@ class _Reader:
             settings=None,
             segment=None,
             server=None,
+            unseen=cluster.unseen,
         )
 
 

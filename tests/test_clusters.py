@@ -497,6 +497,153 @@ def test_a_capture_without_processes_does_not_say_that_none_ran(tmp_path: Path) 
     assert found.concealed is not None and "/d/postmaster.pid" in found.concealed.reason
 
 
+WHOLE = {  # of a server's process, all that tells what it is
+    "cmdline": f"{SERVER}\0-D\0/d\0-c\0max_connections=7\0",
+    "comm": "postgres\n",
+    "exe.txt": f"{SERVER}\n",
+    "status": "Name:\tpostgres\nState:\tS (sleeping)\nPPid:\t1\nUid:\t26\t26\t26\t26\n",
+    "maps": f"55d0c0a00000-55d0c1200000 r-xp 000c4000 08:01 1311 {SERVER}\n",
+}
+ONE_MARK = ("comm", "exe.txt", "status", "maps")
+BROKEN = ["", "\0\0", "\x7fELF\x02\x01\0\x80", "/usr/lib/postgresql/15/bin/postg", "\x1b[31m\0-D", None]
+
+
+@pytest.mark.parametrize("mark", ONE_MARK)
+@pytest.mark.parametrize("cmdline", BROKEN)
+def test_a_captured_server_whose_command_line_is_spoilt_is_known_by_any_other_mark(
+    tmp_path: Path, mark: str, cmdline: str | None
+) -> None:
+    files = {mark: WHOLE[mark], "cwd.txt": "/d\n", **({"cmdline": cmdline} if cmdline is not None else {})}
+    seen = capture(tmp_path, {f"proc/40/{name}": text for name, text in files.items()})
+    postmaster = only(clusters.find(seen))
+    assert plain(postmaster.data_directory) == "/d" and postmaster.fork is None
+    for fact in (postmaster.options, postmaster.config_file, postmaster.port):  # it may set all of these
+        assert isinstance(fact, Unknown) and fact.reason
+
+
+@pytest.mark.parametrize("cmdline", BROKEN)
+def test_a_captured_server_is_known_by_the_lock_file_in_its_working_directory(
+    tmp_path: Path, cmdline: str | None
+) -> None:
+    files = {"proc/40/cwd.txt": "/d", "d/postmaster.pid": "40\n/d\n1790000000\n5433\n/run\n"}
+    seen = capture(tmp_path, files if cmdline is None else {**files, "proc/40/cmdline": cmdline})
+    postmaster = only(clusters.find(seen))
+    assert (plain(postmaster.port), postmaster.locked, postmaster.fork) == (5433, True, None)
+
+
+def test_the_children_of_a_captured_server_are_none_whatever_is_left_of_them(tmp_path: Path) -> None:
+    parent = {f"proc/40/{name}": text for name, text in WHOLE.items()}
+    child = {"proc/41/comm": "postgres\n", "proc/41/status": "Name:\tpostgres\nPPid:\t40\n", "proc/41/cmdline": ""}
+    pasted = {"proc/42/cmdline": "postgres: 15/main: checkpointer \n", "proc/42/comm": "postgres\n"}
+    where = {f"proc/{pid}/cwd.txt": "/d\n" for pid in (40, 41, 42)}
+    assert only(clusters.find(capture(tmp_path, {**parent, **child, **pasted, **where}))).pid == 40
+
+
+def test_a_captured_process_that_nothing_names_may_be_a_server(tmp_path: Path) -> None:
+    init = {"proc/1/cmdline": "/sbin/init\0", "proc/2/cmdline": ""}  # a kernel thread has no command line
+    assert clusters.find(capture(tmp_path / "a", init)) == Found((), (), None)
+    for left in ({"proc/40/cmdline": "\x01\x02"}, {"proc/40/cmdline": "", "proc/40/limits": ""}):
+        concealed = clusters.find(capture(tmp_path / str(len(left)), {**init, **left})).concealed
+        assert concealed is not None and "PID 40" in concealed.reason
+    named = {"proc/40/cmdline": "\x01\x02", "proc/40/comm": "chronyd\n"}
+    assert clusters.find(capture(tmp_path / "b", {**init, **named})).concealed is None
+
+
+def test_answers_over_sql_without_a_process_tell_of_a_server(tmp_path: Path) -> None:
+    files = {"proc/1/cmdline": "/sbin/init\0", "sql/5433.json": "{}"}
+    concealed = clusters.find(capture(tmp_path / "a", files)).concealed
+    assert concealed is not None and "/sql/5433.json" in concealed.reason
+    server = {f"proc/40/{name}": text for name, text in WHOLE.items()}
+    unplaced = clusters.find(capture(tmp_path / "b", {**files, **server}))  # its port is in a file
+    assert only(unplaced).pid == 40 and unplaced.concealed is None
+    placed = {**server, "proc/40/cmdline": f"{SERVER}\0-D\0/d\0-p\0005434\0"}
+    concealed = clusters.find(capture(tmp_path / "c", {**files, **placed})).concealed
+    assert concealed is not None and "/sql/5433.json" in concealed.reason
+
+
+# Printed by procps 4.0.2; sos calls ps so (report/plugins/process.py).
+START = "/usr/bin/postgres -D /d -c port=5433"
+LONG = f"/usr/bin/java {'-Xmx1g ' * 9}\n"  # what is longest may have been cut off, without `ww`
+PS = {
+    "ps_auxwwwm": (
+        "USER         PID %CPU %MEM    VSZ   RSS TTY      STAT START   TIME COMMAND\n"
+        "root           1  0.4  0.0  41872 12920 ?        -    01:03   1:01 /sbin/init\n"
+        "root           -  0.4    -      -     - -        SLl  01:03   1:01 -\n"
+        f"postgres     812  0.0  0.1 218360 29184 ?        -    Nov30   0:02 {START}\n"
+        "postgres       -  0.0    -      -     - -        Ss   Nov30   0:02 -\n"
+        "postgres     814  0.0  0.0 218476  9472 ?        -    Nov30   0:00 postgres: checkpointer\n"
+    ),
+    "ps_alxwww": (
+        "F   UID     PID    PPID PRI  NI    VSZ   RSS WCHAN  STAT TTY        TIME COMMAND\n"
+        "1     0       2       0  20   0      0     0 kthrea S    ?          0:00 [kthreadd]\n"
+        f"4    26     812       1  20   0 218360 29184 ep_pol Ss   ?          0:02 {START}\n"
+        "1    26     814     812  20   0 218476  9472 ep_pol Ss   ?          0:00 postgres: checkpointer\n"
+    ),
+    "ps_-elfL": (
+        "F S UID        PID  PPID   LWP  C NLWP PRI  NI ADDR SZ WCHAN  STIME TTY          TIME CMD\n"
+        f"4 S root         9     1     9  0   13  80   0 - 10468 -      01:03 ?        00:01:01 {LONG}"
+        f"4 S 26         812     1   812  0    1  80   0 - 54590 ep_pol Nov30 ?        00:00:02 {START}\n"
+        "1 S 26         814   812   814  0    1  80   0 - 54619 ep_pol Nov30 ?        00:00:00 postgres: checkpointer\n"
+    ),
+    "ps_axo_flags_state_uid_pid_ppid_pgid_sid_cls_pri_addr_sz_wchan_20_lstart_tty_time_cmd": (
+        "F S   UID   PID  PPID  PGID   SID CLS PRI ADDR    SZ WCHAN   STARTED TT   TIME CMD\n"
+        f"4 S    26   812     1   812   812  TS  19    - 54590 ep_poll Mon Nov 30 01:03:10 2026 ?  00:00:02 {START}\n"
+        f"4 S     0     9     1     9     9  TS  19    - 54590 ep_poll Mon Nov 30 01:03:10 2026 ?  00:00:02 {LONG}"
+    ),
+    "ps_auxfwww": (
+        "USER         PID %CPU %MEM    VSZ   RSS TTY      STAT START   TIME COMMAND\n"
+        "root         700  0.0  0.0      0     0 ?        Z    Nov30   0:00  \\_ [postgres] <defunct>\n"
+        f"postgres     812  0.0  0.1 218360 29184 ?        Ss   Nov30   0:02  \\_ {START}\n"
+        "postgres     814  0.0  0.0 218476  9472 ?        Ss   Nov30   0:00  |   \\_ postgres: checkpointer\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PS)
+def test_a_server_that_only_ps_of_a_sosreport_shows(tmp_path: Path, name: str) -> None:
+    passwd = {"etc/passwd": "postgres:x:26:26::/var/lib/pgsql:/bin/bash\n"}
+    found = clusters.find(capture(tmp_path, {f"sos_commands/process/{name}": PS[name], **passwd}))
+    postmaster = only(found)
+    assert (postmaster.pid, plain(postmaster.data_directory), plain(postmaster.port)) == (812, "/d", 5433)
+    assert plain(postmaster.uid) == 26 and postmaster.options is None
+    assert isinstance(postmaster.data_directory, Known) and name in postmaster.data_directory.source
+    assert found.concealed is None
+
+
+def test_a_command_line_that_ps_cut_off_is_not_believed(tmp_path: Path) -> None:
+    def at(width: int) -> dict[str, str]:
+        lines = (line[:width] + "\n" for line in PS["ps_-elfL"].splitlines() if "checkpointer" not in line)
+        return {"sos_commands/process/ps_-elfL": "".join(lines)}
+
+    concealed = clusters.find(capture(tmp_path / "c", at(98))).concealed  # /usr/bin/pos
+    assert concealed is not None and "PID 812" in concealed.reason
+    cut = at(110)
+    postmaster = only(clusters.find(capture(tmp_path / "a", cut)))
+    for fact in (postmaster.data_directory, postmaster.config_file, postmaster.port, postmaster.options):
+        assert isinstance(fact, Unknown) and "cut off" in fact.reason
+    whole = {**cut, "sos_commands/process/ps_alxwww": PS["ps_alxwww"]}
+    assert plain(only(clusters.find(capture(tmp_path / "b", whole))).data_directory) == "/d"
+
+
+def test_ps_fills_in_the_command_line_that_a_sosreport_does_not_copy(tmp_path: Path) -> None:
+    """sos 4.8 copies status, limits and some more of /proc/PID, not cmdline."""
+    files = {"proc/812/status": WHOLE["status"], "proc/2/status": "Name:\tkthreadd\nPPid:\t0\n", "proc/2/limits": ""}
+    found = clusters.find(capture(tmp_path / "a", {**files, "sos_commands/process/ps_auxwwwm": PS["ps_auxwwwm"]}))
+    assert plain(only(found).port) == 5433 and plain(only(found).uid) == 26 and found.concealed is None
+    found = clusters.find(capture(tmp_path / "b", files))  # ps failed
+    assert only(found).pid == 812 and isinstance(only(found).options, Unknown)
+
+
+def test_ps_shows_that_no_server_ran(tmp_path: Path) -> None:
+    text = "".join(line for line in PS["ps_alxwww"].splitlines(True) if "postgres" not in line)
+    assert clusters.find(capture(tmp_path / "a", {"sos_commands/process/ps_alxwww": text})) == Found((), (), None)
+    bare = PS["ps_alxwww"].replace(" -D /d -c port=5433", "")  # PGDATA is in its environment: its child tells
+    assert only(clusters.find(capture(tmp_path / "b", {"sos_commands/process/ps_alxwww": bare}))).pid == 812
+    names = "PID TTY TIME CMD\n812 ? 00:00:02 postgres\n813 ? 00:00:00 a-longer-name\n"
+    concealed = clusters.find(capture(tmp_path / "c", {"sos_commands/process/ps_-ef": names})).concealed
+    assert concealed is not None and "PID 812 (postgres)" in concealed.reason
+
+
 # what cannot be seen -----------------------------------------------------------------------------
 
 UNIX = (
@@ -568,6 +715,52 @@ def test_a_pid_namespace_of_its_own() -> None:
     assert concealed is not None and "PID namespace" in concealed.reason
     server = process(40, [SERVER, "-D", DATA])
     assert clusters.find(host(server, {"/proc/self/ns/pid": ("->", "pid:[4026532201]")})).concealed is None
+
+
+def test_children_without_a_postmaster_conceal_one() -> None:
+    """As nobody sees a server started by a wrapper: neither its working directory nor its lock file."""
+    wrapped = process(40, ["/opt/wrap/mydb", "-D", DATA], cwd=errno.EACCES)
+    child = process(41, ["postgres: checkpointer "], cwd=errno.EACCES)
+    concealed = clusters.find(host(wrapped, child)).concealed
+    assert concealed is not None and "PID 41" in concealed.reason
+
+
+# clusters that may run out of sight --------------------------------------------------------------
+
+APART = {"/proc/self/ns/pid": ("->", "pid:[4026532201]")}
+HIDDEN = {"/proc/self/mounts": "proc /proc proc rw,hidepid=2 0 0\n", "/proc/1/cmdline": errno.EACCES}
+
+
+@pytest.mark.parametrize("barrier", [APART, HIDDEN, {"/proc": errno.EACCES}])
+def test_where_processes_are_out_of_sight_a_lock_file_is_not_one_left_behind(barrier: dict[str, Any]) -> None:
+    for files in (lock(40), {f"{DATA}/postmaster.pid": errno.EACCES}):
+        found = clusters.find(host(PGDATA, files, barrier), [DATA])
+        (cluster,) = found.stopped
+        assert cluster.unseen is not None and f"{DATA}/postmaster.pid" in cluster.unseen.reason
+        assert found.concealed is not None
+    (cluster,) = clusters.find(host(PGDATA, barrier), [DATA]).stopped
+    assert cluster.unseen is None  # no lock file: it does not run, whatever can be seen
+    (cluster,) = clusters.find(host(PGDATA, lock(40)), [DATA]).stopped
+    assert cluster.unseen is None  # all processes are seen: a crash left it behind
+    other = process(50, [SERVER, "-D", "/other"], cwd="/other")
+    found = clusters.find(host(PGDATA, lock(40), barrier, other), [DATA])
+    assert found.stopped[0].unseen is not None and found.concealed is not None
+
+
+def test_a_captured_lock_file_whose_process_was_not_captured(tmp_path: Path) -> None:
+    files = {"d/PG_VERSION": "15\n", "d/postgresql.conf": "", "d/postmaster.pid": LOCK.format(pid=40)}
+    init = {"proc/1/cmdline": "/sbin/init\0"}
+    for more in ({}, init):
+        found = clusters.find(capture(tmp_path / str(len(more)), {**files, **more}), ["/d"])
+        assert found.stopped[0].unseen is not None and found.concealed is not None
+    left = {"sos_commands/process/ps_alxwww": PS["ps_alxwww"].replace(" -D /d", " -D /other")}
+    found = clusters.find(capture(tmp_path / "ps", {**files, **left}), ["/d"])
+    assert found.stopped[0].unseen is None  # ps lists every process, and none is 40
+    (cluster,) = clusters.find(capture(tmp_path / "none", {"d/PG_VERSION": "15\n", **init}), ["/d"]).stopped
+    assert cluster.unseen is None
+    etc = {"etc/postgresql/15/main/postgresql.conf": ""}  # nothing of the data directory was captured
+    (cluster,) = clusters.find(capture(tmp_path / "etc", etc)).stopped
+    assert cluster.unseen is not None and "no processes" in cluster.unseen.reason
 
 
 # clusters that do not run ------------------------------------------------------------------------
@@ -758,6 +951,36 @@ def test_a_server_as_nobody_and_as_its_owner() -> None:
 
         for uid in (65534, servers.server_user().pw_uid):
             assert as_user(uid, look) == [data, running.port, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ps auxwwwm",
+        "ps alxwww",
+        "ps -elfL",
+        "ps axo flags,state,uid,pid,ppid,pgid,sid,cls,pri,addr,sz,wchan:20,lstart,tty,time,cmd",
+    ],
+)
+def test_a_real_server_in_the_real_output_of_ps(tmp_path: Path, command: str) -> None:
+    """As a sosreport has it: the file is named after the command."""
+    if shutil.which("ps") is None:
+        pytest.skip("no ps (procps)")
+    server = servers.require(15)
+    with cluster(server) as data, server.start(data) as running:
+        printed = subprocess.run(command.split(), capture_output=True, text=True, check=True).stdout
+        live = find_pid(running.pid, clusters.find(LiveHost()))
+    name = command.translate(str.maketrans(" ,:", "___"))
+    passwd = {"etc/passwd": Path("/etc/passwd").read_text()}
+    postmaster = find_pid(
+        running.pid, clusters.find(capture(tmp_path, {f"sos_commands/process/{name}": printed, **passwd}))
+    )
+    assert plain(postmaster.uid) == plain(live.uid)
+    if postmaster.options is None:
+        assert postmaster.argv == live.argv and plain(postmaster.data_directory) == data
+    else:  # cut off at the width of a screen
+        assert "ww" not in command and isinstance(postmaster.data_directory, Unknown)
 
 
 @pytest.mark.slow

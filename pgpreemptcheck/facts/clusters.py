@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from pgpreemptcheck.facts.containers import service_unit
 from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, real_path, stopped_clusters
-from pgpreemptcheck.facts.postmasters import Postmaster, Processes, postmaster, postmasters, process_link, service_unit
+from pgpreemptcheck.facts.postmasters import Postmaster, postmaster, postmasters
+from pgpreemptcheck.facts.processes import Processes, process_link
 from pgpreemptcheck.host import Host, LiveHost
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, record
 
@@ -33,15 +36,19 @@ def find(host: Host, pgdata: Sequence[str] = ()) -> Found:
     `pgdata` names further data directories (or configuration directories).
     """
     processes = Processes(host)
-    running = _without_pretenders(host, _with_their_owners(host, postmasters(host, processes)))
+    running = _without_pretenders(host, _with_their_owners(host, processes, postmasters(host, processes)))
     found_by_socket, sockets = _match_sockets(host, processes, running)
     running += found_by_socket
-    stopped = stopped_clusters(host, pgdata, running)
-    concealed = _concealed(host, processes, running, stopped, sockets)
+    barrier = _barrier(host, processes)
+    stopped = [
+        replace(cluster, unseen=_unseen(host, processes, barrier, cluster))
+        for cluster in stopped_clusters(host, pgdata, running)
+    ]
+    concealed = _concealed(host, processes, running, stopped, sockets, barrier)
     return Found(tuple(sorted(running, key=lambda p: p.pid)), tuple(stopped), concealed)
 
 
-def _with_their_owners(host: Host, running: list[Postmaster]) -> list[Postmaster]:
+def _with_their_owners(host: Host, processes: Processes, running: list[Postmaster]) -> list[Postmaster]:
     """Return the postmasters, looked at again with their owners' rights where root has too few to see them whole.
 
     Root in a container lacks SYS_PTRACE as a rule: it may not read the working directory or the environment of
@@ -56,7 +63,7 @@ def _with_their_owners(host: Host, running: list[Postmaster]) -> list[Postmaster
             from pgpreemptcheck import owner
 
             with owner.start(found.uid.value, like=found.pid) as rights:
-                found = postmaster(rights.host(), found.pid) or found
+                found = postmaster(rights.host(), found.pid, processes) or found
         seen.append(found)
     return seen
 
@@ -173,7 +180,7 @@ def _match_sockets(
     holders = _holders(host, processes, {socket.inode for socket in left}) if host.live else {}
     more = []
     for pid in sorted(set(holders.values())):
-        found = postmaster(host, pid, processes.backends)
+        found = postmaster(host, pid, processes)
         if found is not None and all(p.pid != pid for p in running):
             more.append(found)
     return more, [socket for socket in left if socket.inode not in holders]
@@ -200,15 +207,43 @@ def _holders(host: Host, processes: Processes, inodes: set[int]) -> dict[int, in
     return found
 
 
+def _unseen(host: Host, processes: Processes, barrier: Unknown | None, cluster: StoppedCluster) -> Unknown | None:
+    """Return why a cluster may run though no process of it was seen, None where it does not run.
+
+    A server keeps its postmaster.pid as long as it runs, and one that crashed leaves it behind.
+    """
+    path = f"{cluster.data_directory}/postmaster.pid"
+    gap = (processes.gap if host.live else None) or barrier
+    if host.live:
+        status = host.status(path)
+        if gap is None or (isinstance(status, Unknown) and status.kind == "absent"):
+            return None
+        there = "is there" if isinstance(status, Known) else "cannot be read"
+        return Unknown(f"{path} {there}, but its process may be out of sight: {gap.reason}", gap.hint, gap.kind)
+    lock = host.read(path, 4096)
+    if isinstance(lock, Unknown) and lock.kind == "absent":
+        whole = isinstance(host.status(f"{cluster.data_directory}/PG_VERSION"), Known)
+        return None if gap is None or whole else gap
+    if processes.listed and isinstance(lock, Known):
+        word = lock.value.partition("\n")[0].strip()
+        if is_number(word) and int(word) not in processes.listed:
+            return None  # left behind: ps lists every process
+    why = f": {gap.reason}" if gap else ", which may be for want of capturing it"
+    return Unknown(
+        f"{path} is there, but no process of its server is in the capture{why}",
+        "capture /proc/PID of the postmaster too",
+    )
+
+
 def _concealed(
     host: Host,
     processes: Processes,
     running: Sequence[Postmaster],
     stopped: Sequence[StoppedCluster],
     sockets: Sequence[_Socket],
+    barrier: Unknown | None,
 ) -> Unknown | None:
     """Return why there may be a running server that was not found, None where nothing says so."""
-    barrier = _barrier(host, processes)
     if sockets:
         names = ", ".join(sorted(socket.path for socket in sockets)[:4])
         why = f" ({barrier.reason})" if barrier else ""
@@ -220,20 +255,58 @@ def _concealed(
         )
     if processes.gap is not None and host.live:
         return Unknown(f"the processes cannot be listed: {processes.gap.reason}", processes.gap.hint)
-    if running:
-        return None
-    for cluster in stopped:
-        path = f"{cluster.data_directory}/postmaster.pid"
-        if (barrier or not host.live) and isinstance(host.status(path), Known):
-            return Unknown(
-                f"{path} says that a server runs or ran there, and its process cannot be seen"
-                + (f" ({barrier.reason})" if barrier else ""),
-                barrier.hint if barrier else "capture /proc/PID of the postmaster too",
-            )
+    unseen = next((cluster.unseen for cluster in stopped if cluster.unseen is not None), None)
+    trace = _children_alone(processes, running) if host.live else _captured_traces(host, processes, running)
+    if unseen is not None or trace is not None or running:
+        return trace or unseen
     packaged = host.list("/var/lib/pgsql")
     if barrier is None and not stopped and isinstance(packaged, Unknown) and packaged.kind == "permission":
         return Unknown(f"clusters that do not run may be there: {packaged.reason}", packaged.hint, packaged.kind)
     return barrier
+
+
+def _children_alone(processes: Processes, running: Sequence[Postmaster]) -> Unknown | None:
+    if running or not processes.backends:
+        return None
+    return Unknown(
+        f"PID {processes.backends[0]} calls itself a process of a PostgreSQL server, and which one is its postmaster "
+        "cannot be told",
+        "run as root, or give the data directory with --pgdata",
+    )
+
+
+def _captured_traces(host: Host, processes: Processes, running: Sequence[Postmaster]) -> Unknown | None:
+    """Return what in a capture tells of a server that was not found in it."""
+    found = {postmaster.pid for postmaster in running}
+    ports = {postmaster.port.value for postmaster in running if isinstance(postmaster.port, Known)}
+    names = host.list("/sql")
+    asked = [
+        name
+        for name in (names.value if isinstance(names, Known) else ())
+        if is_number(name.removesuffix(".json")) and name.endswith(".json") and int(name[:-5]) not in ports
+    ]
+    if len(asked) > sum(isinstance(postmaster.port, Unknown) for postmaster in running):
+        return Unknown(
+            f"/sql/{asked[0]} has the answers of a server, and no process in the capture has its port",
+            "capture /proc/PID of the postmaster too",
+        )
+    if not found and processes.servers:
+        pid = processes.servers[0]
+        listed = processes.listed.get(pid)
+        shown = f" ({listed.command[:200]})" if listed else ""
+        return Unknown(
+            f"PID {pid}{shown} of the capture has the name of a PostgreSQL server, and what it is cannot be told",
+            "capture all of /proc/PID of the postmaster",
+        )
+    alone = _children_alone(processes, running)
+    if alone is not None:
+        return alone
+    unnamed = [pid for pid in processes.unnamed if pid not in found]
+    if unnamed and (processes.heads or found):
+        return Unknown(
+            f"nothing in the capture says what PID {unnamed[0]} is", "capture cmdline, comm and exe of each process"
+        )
+    return None
 
 
 def _run_as_root(host: Host) -> str:
@@ -257,7 +330,7 @@ def _barrier(host: Host, processes: Processes) -> Unknown | None:
                 "run on the host itself, or share its PID namespace",
             )
         return None
-    if processes.heads or processes.servers or processes.backends:
+    if processes.heads or processes.servers or processes.backends or processes.listed:
         return None
     if hidepid:
         return Unknown(f"/proc was mounted with hidepid={hidepid} when the host was captured", "capture as root")

@@ -13,7 +13,7 @@ from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 @record
 class StoppedCluster:
-    """A data directory that nothing runs from."""
+    """A data directory that nothing that can be seen runs from."""
 
     data_directory: str
     config_file: Fact[str]
@@ -21,6 +21,8 @@ class StoppedCluster:
     uid: Fact[int]
     where: str  # how it was found: --pgdata, /etc/postgresql, /var/lib/pgsql
     starts_at_boot: Fact[bool]
+    unseen: Unknown | None = None
+    """Why it may run all the same, out of sight; None where it does not run."""
 
 
 def stopped_clusters(host: Host, pgdata: Sequence[str], running: Sequence[Postmaster]) -> list[StoppedCluster]:

@@ -1,4 +1,4 @@
-"""Running postmasters: which processes are servers, and what each one says of its cluster.
+"""Running postmasters: which of the processes are some, and what each one says of its cluster.
 
 Known by their own process (command line, working directory, lock file), never by a default path or a port.
 """
@@ -6,17 +6,28 @@ Known by their own process (command line, working directory, lock file), never b
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pgpreemptcheck.facts.containers import container_name, root_of, service_unit
+from pgpreemptcheck.facts.processes import (
+    MAYBE_SERVER,
+    Processes,
+    base,
+    environment,
+    is_loader,
+    named_as_server,
+    process_link,
+    process_status,
+    program,
+    server_behind_loader,
+    split,
+)
 from pgpreemptcheck.host import ContainerHost, Host, LiveHost
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, record
 
 CAPTURED_CLOCK_TICKS = 100
 """USER_HZ of every architecture but alpha and ia64: the unit of starttime in a captured /proc/PID/stat."""
-
-_HEAD = 512  # bytes of a command line that tell what a process is
 
 
 @record
@@ -39,82 +50,16 @@ class Postmaster:
     """The name of a fork of PostgreSQL (`edb-postgres`), None for PostgreSQL itself."""
     locked: bool = False
     """Whether the postmaster.pid of its data directory names it: the cluster is its own, and no other process's."""
+    options: Unknown | None = None
+    """Why the options that it was started with are not known, None where `argv` has them."""
     disbelieved: Unknown | None = None
     """Why what it says of its cluster is not believed: its data directory belongs to another user."""
 
 
-# which processes are servers ---------------------------------------------------------------------
-
-_SUFFIXES = ("", "bin", "real", "wrapped")  # of wrapped programs (Nix: .postgres-wrapped), beside version numbers
-_MAYBE_SERVER = (b"postgres", b"postmaster", b"pgdata", b"config_file", b"\0-d\0", b"\0-d/", b"\0-d.")
+# what a start is ---------------------------------------------------------------------------------
 
 _NOT_A_SERVER = ("--single", "--boot", "--check", "--describe-config", "--version", "-V", "--help", "-?")
 _OPTIONS_WITH_VALUE = "BCcDdfhkNprStvW"  # getopt string of postmaster.c, 13 to 19
-
-
-class Processes:
-    """What a first quick look at every process tells: one short read each, for a host with thousands of them."""
-
-    def __init__(self, host: Host) -> None:
-        self.heads: dict[int, bytes] = {}
-        self.backends: list[int] = []
-        self.servers: list[int] = []
-        self.refused = 0
-        names = host.list("/proc")
-        self.gap = names if isinstance(names, Unknown) else None
-        self.pids = sorted(int(name) for name in names.value if is_number(name)) if isinstance(names, Known) else []
-        for pid in self.pids:
-            head = host.read_range(f"/proc/{pid}/cmdline", 0, _HEAD)
-            if isinstance(head, Unknown):
-                self.refused += head.kind == "permission"
-            elif head.value.strip(b"\0"):  # kernel threads and zombies have none
-                self._sort(host, pid, head.value)
-
-    def _sort(self, host: Host, pid: int, head: bytes) -> None:
-        argv = _split(head, captured=not host.live)
-        title, colon, _ = argv[0].partition(": ")  # what every server process but the postmaster calls itself
-        if colon and _named_as_server(title) is not None:
-            self.backends.append(pid)
-        elif _named_as_server(_base(argv[0])) is not None or _server_behind_loader(argv):
-            self.servers.append(pid)
-        else:
-            self.heads[pid] = head
-
-
-def _split(cmdline: bytes, *, captured: bool = False) -> list[str]:
-    """Return the arguments of a command line; a captured one may have been pasted with spaces between them."""
-    data = (cmdline.rstrip(b"\n") if captured else cmdline).removesuffix(b"\0")  # an empty argument may be the last
-    parts = data.split() if captured and b"\0" not in data else data.split(b"\0")
-    return [part.decode("utf-8", "surrogateescape") for part in parts] or [""]
-
-
-def _base(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _named_as_server(name: str) -> str | None:
-    """Return the prefix of a server program's name ("" for PostgreSQL's own, "edb-" for a fork), None for others."""
-    for word in ("postgres", "postmaster"):
-        before, found, after = name.removeprefix(".").partition(word)
-        if not found:
-            continue
-        before_fits = not before or (before.endswith("-") and before[:-1].replace("_", "").isalnum())
-        after_fits = not after or (after[0] in "-." and (after[1:] in _SUFFIXES or after.strip("-.0123456789") == ""))
-        return before if before_fits and after_fits else None
-    return None
-
-
-def _is_loader(name: str) -> bool:
-    """Return whether this is a dynamic loader: ld-linux-x86-64.so.2, ld64.so.1, ld-musl-aarch64.so.1, ld-2.31.so."""
-    return name.startswith("ld") and name[2:3] in ("-", ".", "6") and ".so" in name
-
-
-def _server_behind_loader(argv: Sequence[str]) -> int:
-    """Return the index of the server's name after a dynamic loader's, 0 if there is none."""
-    if not _is_loader(_base(argv[0])):
-        return 0
-    names = enumerate(argv[1:], 1)
-    return next((i for i, word in names if "=" not in word and _named_as_server(_base(word)) is not None), 0)
 
 
 class _Start(NamedTuple):
@@ -160,19 +105,20 @@ def _set(settings: dict[str, str], assignment: str) -> None:
         settings[name.strip().replace("-", "_").lower()] = value
 
 
-def postmaster(host: Host, pid: int, backends: Sequence[int] = ()) -> Postmaster | None:
+def postmaster(host: Host, pid: int, processes: Processes) -> Postmaster | None:
     """Return that process as a postmaster, None if it is not one."""
-    candidate = _look_at(host, backends, pid)
+    candidate = _look_at(host, processes, pid)
     return _describe(host, candidate) if candidate is not None else None
 
 
 def postmasters(host: Host, processes: Processes) -> list[Postmaster]:
     """Return the running postmasters."""
     candidates = [*processes.servers]
-    candidates += [pid for pid, head in processes.heads.items() if any(word in head.lower() for word in _MAYBE_SERVER)]
+    candidates += [pid for pid, head in processes.heads.items() if any(word in head.lower() for word in MAYBE_SERVER)]
+    candidates += [*processes.unnamed, *(pid for pid, head in processes.heads.items() if not head)]
     found: dict[int, _Candidate] = {}
     for pid in candidates:
-        candidate = _look_at(host, processes.backends, pid)
+        candidate = _look_at(host, processes, pid)
         if candidate is not None:
             found[pid] = candidate
     return [
@@ -185,8 +131,12 @@ def postmasters(host: Host, processes: Processes) -> list[Postmaster]:
 class _Candidate(NamedTuple):
     pid: int
     argv: list[str]
+    options: Unknown | None
     start: _Start
+    source: str
+    """Where its command line was read."""
     status: dict[str, str]
+    uid: Fact[int]
     cwd: Fact[str]
     lock: Fact[list[str]]
     """The lines of its own postmaster.pid."""
@@ -207,77 +157,60 @@ def _same_cluster(child: _Candidate, parent: _Candidate) -> bool:
     return child.start == parent.start
 
 
-def _look_at(host: Host, backends: Sequence[int], pid: int) -> _Candidate | None:
+def _look_at(host: Host, processes: Processes, pid: int) -> _Candidate | None:
     """Return what is known of a process if it is a postmaster, by its lock file or by the shape of its start."""
-    raw = host.read_bytes(f"/proc/{pid}/cmdline", 1 << 20)
-    status = _status(host, pid)
-    if isinstance(raw, Unknown) or status is None:
+    raw = processes.command_line(host, pid)
+    status = process_status(host, pid)
+    if status is None or (host.live and isinstance(raw, Unknown)):
         return None
-    argv = _split(raw.value, captured=not host.live)
-    argv = argv[_server_behind_loader(argv) :]
-    start = _parse(argv)
+    listed = processes.listed.get(pid)
+    if listed is not None and listed.parent is not None:
+        status.setdefault("PPid", str(listed.parent))
+    options = raw if isinstance(raw, Unknown) else None
+    if listed is not None and listed.cut and isinstance(raw, Known) and raw.source.startswith(listed.source):
+        options = Unknown(f"{raw.source} may be cut off", "capture the output of ps auxww too")
+    argv = split(raw.value, captured=not host.live) if isinstance(raw, Known) else [""]
+    argv = argv[server_behind_loader(argv) :]
+    if not host.live and pid in processes.servers and named_as_server(base(argv[0])) is None:
+        options = options or Unknown(f"the command line of PID {pid} is not that of a server", "capture it again")
+    if options is not None:  # known by the name of its program alone
+        argv = [program(host, pid) or "postgres"]
+    start = _parse(argv) if options is None else _Start(None, {}, True)
     if not start.serves:
         return None
+    source = raw.source if isinstance(raw, Known) else f"/proc/{pid}/cmdline"
     cwd = process_link(host, pid, "cwd")
     lock = _lock(host, pid, status, cwd, start)
-    named = _named_as_server(_base(argv[0])) is not None
     confirmed = isinstance(lock, Known) or (
         not host.live and isinstance(host.status(f"/proc/{pid}/pgpreemptcheck.json"), Known)
     )
-    candidate = _Candidate(pid, argv, start, status, cwd, lock, confirmed)
-    if confirmed or (named and _looks_started(host, backends, candidate)):
+    uid = _uid(pid, status, listed.uid if listed is not None else None)
+    candidate = _Candidate(pid, argv, options, start, source, status, uid, cwd, lock, confirmed)
+    if confirmed or (pid in processes.servers and _looks_started(host, processes, candidate)):
         return candidate
     return None
 
 
-def _looks_started(host: Host, backends: Sequence[int], candidate: _Candidate) -> bool:
+def _looks_started(host: Host, processes: Processes, candidate: _Candidate) -> bool:
     """Return whether a process that bears a server's name is one, its lock file out of sight or not yet written."""
+    if candidate.options is not None:
+        return True
     exe = process_link(host, candidate.pid, "exe")
-    if isinstance(exe, Known):
-        name = _base(exe.value.removesuffix(" (deleted)"))
-        if _named_as_server(name) is None and not _is_loader(name):
+    if isinstance(exe, Known) and (host.live or exe.value.isprintable()):
+        name = base(exe.value.removesuffix(" (deleted)"))
+        if named_as_server(name) is None and not is_loader(name):
             return False
     settings = candidate.start.settings
     if candidate.start.directory or "config_file" in settings or "data_directory" in settings:
         return True
-    environment = _environment(host, candidate.pid)
-    if isinstance(environment, Known):
-        return "PGDATA" in environment.value
-    children = (_status(host, pid) or {} for pid in backends)
-    return any(child.get("PPid") == str(candidate.pid) for child in children)
-
-
-def _status(host: Host, pid: int) -> dict[str, str] | None:
-    """Return the fields of /proc/PID/status that are used; None where the process is gone or dead."""
-    text = host.read(f"/proc/{pid}/status")
-    if isinstance(text, Unknown):
-        return {} if not host.live else None
-    lines = (line.partition(":") for line in text.value.split("\n"))
-    fields = {name: value.strip() for name, _, value in lines}
-    return None if fields.get("State", "")[:1] in ("Z", "X") else fields
-
-
-def process_link(host: Host, pid: int, name: str) -> Fact[str]:
-    """Return where /proc/PID/NAME points; a capture has the text in NAME.txt instead."""
-    path = f"/proc/{pid}/{name}"
-    if host.live:
-        return host.link(path)
-    text = host.read(f"{path}.txt", 1 << 16)
-    if isinstance(text, Known):
-        return Known(text.value.strip("\r\n"), path)
-    linked = host.link(path)
-    return linked if isinstance(linked, Known) else text
-
-
-def _environment(host: Host, pid: int) -> Fact[dict[str, str]]:
-    data = host.read_bytes(f"/proc/{pid}/environ")
-    if isinstance(data, Unknown):
-        return data
-    separator = "\0" if b"\0" in data.value or host.live else "\n"
-    words = data.value.decode("utf-8", "surrogateescape").split(separator)
-    return Known(
-        {name: value for name, equals, value in (word.partition("=") for word in words) if equals}, data.source
-    )
+    variables = environment(host, candidate.pid)
+    if isinstance(variables, Known):
+        return "PGDATA" in variables.value
+    if not host.live and program(host, candidate.pid) is not None:
+        return True  # its program is a server's, and a run that ends by itself would say so
+    parents = ((process_status(host, pid) or {}).get("PPid") for pid in processes.backends)
+    listed = (processes.listed[pid].parent for pid in processes.backends if pid in processes.listed)
+    return str(candidate.pid) in parents or candidate.pid in listed
 
 
 def _lock(host: Host, pid: int, status: dict[str, str], cwd: Fact[str], start: _Start) -> Fact[list[str]]:
@@ -320,26 +253,25 @@ def _hint(gap: Unknown) -> str:
 
 
 def _describe(host: Host, candidate: _Candidate) -> Postmaster:
-    pid = candidate.pid
+    pid, uid = candidate.pid, candidate.uid
     cgroup = host.read(f"/proc/{pid}/cgroup")
-    root, other_root = _root(host, pid)
+    root, other_root = root_of(host, pid)
     text = cgroup.value if isinstance(cgroup, Known) else ""
-    container = _container(text) if root or not host.live else None
+    container = container_name(text) if root or not host.live else None
     if root and container is None and service_unit(text) is None:  # a service of the host may have mounts of its own
         container = f"pid {pid}"
-    environment: list[Fact[dict[str, str]]] = []
+    variables: list[Fact[dict[str, str]]] = []
 
     def variable(name: str) -> Fact[str]:
-        if not environment:  # read once, and only where the command line leaves it open
-            environment.append(_environment(host, pid))
-        seen = environment[0]
+        if not variables:  # read once, and only where the command line leaves it open
+            variables.append(environment(host, pid))
+        seen = variables[0]
         if isinstance(seen, Unknown):
             return Unknown(f"the environment of PID {pid} cannot be read", _hint(seen), seen.kind)
         if name not in seen.value:
             return Unknown(f"{name} is not in the environment of PID {pid}", kind="absent")
         return Known(seen.value[name], f"{seen.source} ({name})")
 
-    uid = _uid(host, candidate)
     directory = _data_directory(candidate, other_root, candidate.confirmed or not host.live, variable)
     doubt = _disbelief(host, pid, uid, root, directory)
     return Postmaster(
@@ -354,6 +286,7 @@ def _describe(host: Host, candidate: _Candidate) -> Postmaster:
         root=root,
         container=container,
         fork=_fork(host, candidate),
+        options=candidate.options,
         locked=isinstance(candidate.lock, Known) and doubt is None,
         disbelieved=doubt,
     )
@@ -385,10 +318,12 @@ def _disbelief(host: Host, pid: int, uid: Fact[int], root: str | None, directory
     )
 
 
-def _uid(host: Host, candidate: _Candidate) -> Fact[int]:
-    fields = candidate.status.get("Uid", "").split()
-    path = f"/proc/{candidate.pid}/status"
+def _uid(pid: int, status: dict[str, str], listed: int | None) -> Fact[int]:
+    fields = status.get("Uid", "").split()
+    path = f"/proc/{pid}/status"
     if len(fields) < 2 or not is_number(fields[1]):
+        if listed is not None:
+            return Known(listed, "the output of ps")
         return Unknown(f"{path} does not say the owner", kind="absent")
     if len(set(fields)) != 1:  # a setuid program under a server's name must not lend us the rights of its owner
         return Unknown(f"{path}: its real and effective users differ, as no server's do", kind="unsupported")
@@ -444,7 +379,9 @@ def _data_directory(
         return Known(path, f"/proc/{pid}/cwd")
     if isinstance(candidate.lock, Known) and _line(candidate.lock.value, 2).startswith("/"):
         return Known(_line(candidate.lock.value, 2), f"{candidate.lock.source} line 2")
-    source = f"/proc/{pid}/cmdline"
+    if candidate.options is not None:
+        return candidate.options
+    source = candidate.source
     given = candidate.start.settings.get("data_directory", "")
     if given.startswith("/"):
         return Known(clean_path(given), source)
@@ -471,7 +408,9 @@ def _config_file(candidate: _Candidate, data_directory: Fact[str], variable: Cal
     A relative path is relative to where the server was started, which nothing keeps; it is known where it ends as the
     data directory does.
     """
-    source = f"/proc/{candidate.pid}/cmdline"
+    if candidate.options is not None:
+        return candidate.options
+    source = candidate.source
     given = candidate.start.settings.get("config_file")
     if given is None:
         given, directory = "postgresql.conf", candidate.start.directory
@@ -499,9 +438,11 @@ def _port(candidate: _Candidate, variable: Callable[[str], Fact[str]]) -> Fact[i
         return Known(int(_line(lock.value, 4)), f"{lock.source} line 4")
     given = candidate.start.settings.get("port", "").strip()
     if is_number(given):
-        return Known(int(given), f"/proc/{candidate.pid}/cmdline")
+        return Known(int(given), candidate.source)
     if isinstance(lock, Unknown) and lock.kind == "permission":
         return lock  # a file of the cluster may say otherwise than the environment
+    if candidate.options is not None:
+        return candidate.options
     found = variable("PGPORT")
     if isinstance(found, Known) and is_number(found.value):
         return Known(int(found.value), found.source, "inferred")
@@ -513,7 +454,7 @@ def _socket_directories(candidate: _Candidate) -> Fact[tuple[str, ...]]:
     lock, given = candidate.lock, candidate.start.settings.get("unix_socket_directories")
     if given is not None:
         names = (word.strip().strip('"') for word in given.split(","))
-        return Known(tuple(name for name in names if name), f"/proc/{candidate.pid}/cmdline")
+        return Known(tuple(name for name in names if name), candidate.source)
     if isinstance(lock, Known) and len(lock.value) >= 5:
         first = _line(lock.value, 5)
         return Known((first,) if first else (), f"{lock.source} line 5")
@@ -521,53 +462,9 @@ def _socket_directories(candidate: _Candidate) -> Fact[tuple[str, ...]]:
 
 
 def _fork(host: Host, candidate: _Candidate) -> str | None:
-    name = _base(candidate.argv[0])
-    if _named_as_server(name) != "":
+    name = base(candidate.argv[0])
+    if named_as_server(name) != "":
         return name or "unnamed"
     exe = process_link(host, candidate.pid, "exe")
-    program = _base(exe.value.removesuffix(" (deleted)")) if isinstance(exe, Known) else ""
-    return program if _named_as_server(program) else None
-
-
-# containers --------------------------------------------------------------------------------------
-
-
-def _root(host: Host, pid: int) -> tuple[str | None, str | None]:
-    """Return `/proc/PID/root` if the process sees other files than this one, and that root's path if it has one."""
-    if not host.live:
-        return None, None
-    place = f"/proc/{pid}/root"
-    link = host.link(place)
-    target = link.value if isinstance(link, Known) else "/"
-    here, there = host.link("/proc/self/ns/mnt"), host.link(f"/proc/{pid}/ns/mnt")
-    if isinstance(here, Known) and isinstance(there, Known) and here.value != there.value:
-        return place, target if target != "/" else None
-    return (place, target) if target != "/" else (None, None)
-
-
-_ID = r"([0-9a-f]{12})[0-9a-f]*"
-_CONTAINERS = (
-    r"[/:](docker|libpod|cri-containerd|crio|containerd|podman|nerdctl)[-/:]" + _ID,
-    r"/(kubepods)[^:]*/(?:[a-z]+-)*" + _ID + r"(?:\.scope)?(?:/|\Z)",
-    r"/(lxc)(?:\.payload)?[./]([^/]+)",
-    r"/(machine)\.slice/(?:machine-|systemd-nspawn@)?([^/]+?)\.(?:scope|service)",
-    r"/(ecs|garden)/(?:[^/]+/)?" + _ID,
-)
-"""How container managers name the cgroup of a container: the manager, and an id (cut to twelve digits) or a name."""
-
-
-def _container(cgroup: str) -> str | None:
-    """Return the container that a cgroup path names."""
-    paths = [line.split(":", 2)[2] for line in cgroup.split("\n") if line.count(":") >= 2]
-    for pattern in _CONTAINERS:
-        for path in paths:
-            matched = re.search(pattern, path)
-            if matched:
-                return f"{matched[1]}-{matched[2]}".replace("\\x2d", "-")
-    return None
-
-
-def service_unit(cgroup: str) -> str | None:
-    """Return the systemd service that a cgroup path names."""
-    names = (name for line in cgroup.split("\n") for name in line.split("/"))
-    return next((name.replace("\\x2d", "-") for name in names if name.endswith(".service")), None)
+    program = base(exe.value.removesuffix(" (deleted)")) if isinstance(exe, Known) else ""
+    return program if named_as_server(program) else None

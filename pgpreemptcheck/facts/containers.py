@@ -1,0 +1,49 @@
+"""Containers and services: which file system a process sees, and what its cgroup says of who manages it."""
+
+from __future__ import annotations
+
+import re
+
+from pgpreemptcheck.host import Host
+from pgpreemptcheck.values import Known
+
+
+def root_of(host: Host, pid: int) -> tuple[str | None, str | None]:
+    """Return `/proc/PID/root` if the process sees other files than this one, and that root's path if it has one."""
+    if not host.live:
+        return None, None
+    place = f"/proc/{pid}/root"
+    link = host.link(place)
+    target = link.value if isinstance(link, Known) else "/"
+    here, there = host.link("/proc/self/ns/mnt"), host.link(f"/proc/{pid}/ns/mnt")
+    if isinstance(here, Known) and isinstance(there, Known) and here.value != there.value:
+        return place, target if target != "/" else None
+    return (place, target) if target != "/" else (None, None)
+
+
+_ID = r"([0-9a-f]{12})[0-9a-f]*"
+_CONTAINERS = (
+    r"[/:](docker|libpod|cri-containerd|crio|containerd|podman|nerdctl)[-/:]" + _ID,
+    r"/(kubepods)[^:]*/(?:[a-z]+-)*" + _ID + r"(?:\.scope)?(?:/|\Z)",
+    r"/(lxc)(?:\.payload)?[./]([^/]+)",
+    r"/(machine)\.slice/(?:machine-|systemd-nspawn@)?([^/]+?)\.(?:scope|service)",
+    r"/(ecs|garden)/(?:[^/]+/)?" + _ID,
+)
+"""How container managers name the cgroup of a container: the manager, and an id (cut to twelve digits) or a name."""
+
+
+def container_name(cgroup: str) -> str | None:
+    """Return the container that a cgroup path names."""
+    paths = [line.split(":", 2)[2] for line in cgroup.split("\n") if line.count(":") >= 2]
+    for pattern in _CONTAINERS:
+        for path in paths:
+            matched = re.search(pattern, path)
+            if matched:
+                return f"{matched[1]}-{matched[2]}".replace("\\x2d", "-")
+    return None
+
+
+def service_unit(cgroup: str) -> str | None:
+    """Return the systemd service that a cgroup path names."""
+    names = (name for line in cgroup.split("\n") for name in line.split("/"))
+    return next((name.replace("\\x2d", "-") for name in names if name.endswith(".service")), None)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pgpreemptcheck.engine.schema import Schema
 from pgpreemptcheck.engine.types import FactType, RuleError
 from pgpreemptcheck.errors import UserError
 from pgpreemptcheck.facts.kernel import Preemption
 from pgpreemptcheck.facts.segment import Segment
-from pgpreemptcheck.values import Known
+from pgpreemptcheck.values import Known, record
 from pgpreemptcheck.views import HORIZONS, Horizon
 
 T = TypeVar("T")
@@ -25,7 +25,8 @@ SOURCE = "assumed with --assume"
 _UNITS = {"B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
-class Assumption(NamedTuple):
+@record
+class Assumption:
     """One replaced fact; horizon and cluster None mean all of them."""
 
     horizon: Horizon | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgpreemptcheck.access import Access, open_access
@@ -127,7 +128,8 @@ def rules_test(rules_dirs: Sequence[str]) -> tuple[str, bool]:
 
     shipped = _load_rules(())  # with the cut-offs as shipped, whatever a site overrides
     both = _load_rules(rules_dirs)
-    site = both._replace(
+    site = replace(
+        both,
         rules=tuple(r for r in both.rules if not r.shipped),
         scenarios=tuple(s for s in both.scenarios if not s.shipped),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -296,9 +297,9 @@ def test_nothing_known_is_neither_safe_nor_exposed() -> None:
 def test_a_hundred_clusters_are_quick() -> None:
     """9,000 findings in the time of some twenty bare starts of Python."""
     cluster_rules = [
-        r._replace(horizons=("now", "crash_restart", "next_start")) for r in GOOD.rules if r.scope == "cluster"
+        replace(r, horizons=("now", "crash_restart", "next_start")) for r in GOOD.rules if r.scope == "cluster"
     ]
-    rule_set = GOOD._replace(rules=tuple(cluster_rules * 15))
+    rule_set = replace(GOOD, rules=tuple(cluster_rules * 15))
     made = views(HOST, *[{**CLUSTER, "cluster.id": f"c{n}"} for n in range(100)])
     best = 9.0
     for _ in range(5):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 from pgpreemptcheck.engine.expression import CERTAINTIES, UNKNOWN, Environment, Result, Undecided
 from pgpreemptcheck.engine.message import shown
 from pgpreemptcheck.engine.rules import SEVERITIES, Case, Link, Reference, Rule, RuleSet, Scenario, Severity
 from pgpreemptcheck.engine.schema import Schema, find
 from pgpreemptcheck.engine.types import EvaluationError
-from pgpreemptcheck.values import Certainty, Known, Unknown
+from pgpreemptcheck.values import Certainty, Known, Unknown, record
 from pgpreemptcheck.views import ClusterView, Horizon, View
 
 Status = Literal["fail", "pass", "unknown", "not-applicable", "waived", "error"]
@@ -20,7 +21,8 @@ VerdictName = Literal[
 ]
 
 
-class Evidence(NamedTuple):
+@record
+class Evidence:
     """A fact that a finding or link rests on: its value, the same for people, and where it was read."""
 
     fact: str
@@ -29,7 +31,8 @@ class Evidence(NamedTuple):
     source: str
 
 
-class Finding(NamedTuple):
+@record
+class Finding:
     """What a rule says of the host (cluster None) or of a cluster at one horizon.
 
     `thresholds` are the cut-offs that the status or severity rests on, in words; `unknown_facts` the facts that would
@@ -54,7 +57,8 @@ class Finding(NamedTuple):
     unknown_facts: tuple[str, ...]
 
 
-class LinkState(NamedTuple):
+@record
+class LinkState:
     """One link of a chain. `facts` are the names that decided it; of an unknown link those that are missing.
 
     `certainty` is None where the state is unknown. `foreseen`: the state is one to come, worked out from what is now.
@@ -70,7 +74,8 @@ class LinkState(NamedTuple):
     foreseen: bool
 
 
-class Verdict(NamedTuple):
+@record
+class Verdict:
     """What a scenario says of a cluster at one horizon.
 
     `settles` is the cheapest fact that would settle an undetermined verdict; `unknown_facts` are those that the
@@ -92,7 +97,8 @@ class Verdict(NamedTuple):
     unknown_facts: tuple[str, ...]
 
 
-class Evaluation(NamedTuple):
+@record
+class Evaluation:
     """All findings, by rule, horizon and cluster, and all verdicts, by scenario, cluster and horizon."""
 
     findings: tuple[Finding, ...]
@@ -386,8 +392,8 @@ def _without_cluster(scenario: Scenario, host: Environment, horizon: Horizon) ->
         return _not_applicable(scenario, None, horizon, _NO_CLUSTER)
     name = "host.hidden_clusters"
     verdict = _not_applicable(scenario, None, horizon, f"no PostgreSQL was seen, but one may be here: {hidden.reason}")
-    return verdict._replace(
-        verdict="undetermined", severity=scenario.severity[0].level, settles=name, unknown_facts=(name,)
+    return replace(
+        verdict, verdict="undetermined", severity=scenario.severity[0].level, settles=name, unknown_facts=(name,)
     )
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pgpreemptcheck.engine.types import EvaluationError, FactType, RuleError
-from pgpreemptcheck.values import Certainty, Known, Unknown
+from pgpreemptcheck.values import Certainty, Known, Unknown, record
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 40
@@ -77,7 +77,8 @@ TypeOf = Callable[[str], FactType]
 """Returns the type of a name, or raises RuleError for a name that is none."""
 
 
-class Expression(NamedTuple):
+@record
+class Expression:
     """A compiled condition: `run(environment)` returns its Result; `names` are the facts it reads."""
 
     text: str

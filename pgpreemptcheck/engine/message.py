@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pgpreemptcheck.engine.expression import Environment, TypeOf
 from pgpreemptcheck.engine.types import FactType, RuleError, near
 from pgpreemptcheck.units import as_bytes, as_count, as_pages, as_seconds
-from pgpreemptcheck.values import Known
+from pgpreemptcheck.values import Known, record
 
 MAX_LENGTH = 4000
 MAX_SHOWN = 400  # characters of one value
@@ -48,12 +48,14 @@ def shown(value: Any, declared: FactType) -> str:
     return as_text(value)
 
 
-class _Placeholder(NamedTuple):
+@record
+class _Placeholder:
     name: str
     show: Callable[[Any], str]
 
 
-class Message(NamedTuple):
+@record
+class Message:
     """A text in parts; `fill(environment)` returns it with the facts in their places."""
 
     parts: tuple[str | _Placeholder, ...]

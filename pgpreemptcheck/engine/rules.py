@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pgpreemptcheck.engine import parsedrules, yamlfile
 from pgpreemptcheck.engine.expression import Expression, TypeOf, compile_condition
@@ -19,7 +19,7 @@ from pgpreemptcheck.engine.message import EMPTY, Message, compile_message
 from pgpreemptcheck.engine.schema import Schema
 from pgpreemptcheck.engine.types import FactType, RuleError, near
 from pgpreemptcheck.engine.yamlfile import YamlList, YamlMap
-from pgpreemptcheck.values import Known
+from pgpreemptcheck.values import Known, record
 from pgpreemptcheck.views import HORIZONS, Horizon
 
 Severity = Literal["critical", "high", "medium", "low", "info"]
@@ -31,7 +31,8 @@ MAX_FILES = 200
 MAX_DOCUMENTS = 500  # of one file
 
 
-class Threshold(NamedTuple):
+@record
+class Threshold:
     """A cut-off of ours, or a site's: `threshold.NAME` in expressions. What rests on it is heuristic."""
 
     name: str
@@ -51,26 +52,30 @@ class Threshold(NamedTuple):
         return f"{self.name} = {value}{unit} ({self.reason})"
 
 
-class Reference(NamedTuple):
+@record
+class Reference:
     title: str
     url: str
 
 
-class Case(NamedTuple):
+@record
+class Case:
     """A severity, and the condition under which it holds; None: in every case that is left."""
 
     level: Severity
     when: Expression | None
 
 
-class RuleTest(NamedTuple):
+@record
+class RuleTest:
     """A test that a rule carries, as written; `ruletests` reads and runs it."""
 
     value: Any
     line: int
 
 
-class Rule(NamedTuple):
+@record
+class Rule:
     """A check: `when` True is a finding, False a pass; `applies` False is not applicable."""
 
     id: str
@@ -93,7 +98,8 @@ class Rule(NamedTuple):
     line: int
 
 
-class Link(NamedTuple):
+@record
+class Link:
     """One link of a scenario: True holds, False is broken; one text for each state.
 
     `foreseen` has the texts for the horizons to come where these differ: what would be is not what is.
@@ -106,7 +112,8 @@ class Link(NamedTuple):
     foreseen: Mapping[str, Message]
 
 
-class Scenario(NamedTuple):
+@record
+class Scenario:
     """Links that must hold at once for a cluster to be exposed, and a trigger that says when it bites."""
 
     id: str
@@ -122,7 +129,8 @@ class Scenario(NamedTuple):
     line: int
 
 
-class RuleSet(NamedTuple):
+@record
+class RuleSet:
     """All rules and scenarios, by id, and the thresholds that they use."""
 
     rules: tuple[Rule, ...]
@@ -131,7 +139,8 @@ class RuleSet(NamedTuple):
     schema: Schema
 
 
-class RuleFile(NamedTuple):
+@record
+class RuleFile:
     """The bytes of one rule file, how it is named in messages, and its documents where they were parsed before."""
 
     name: str

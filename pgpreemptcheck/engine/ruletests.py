@@ -7,21 +7,22 @@ A test gives facts by name; every other fact is not known. A value with another 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from pgpreemptcheck.engine.evaluate import Finding, LinkStatus, Status, Verdict, VerdictName, judge, judge_scenario
 from pgpreemptcheck.engine.expression import CERTAINTIES, Environment
 from pgpreemptcheck.engine.rules import SEVERITIES, Case, Rule, RuleSet, RuleTest, Scenario
 from pgpreemptcheck.engine.types import RuleError, near
 from pgpreemptcheck.engine.yamlfile import YamlMap
-from pgpreemptcheck.values import Known, Unknown
+from pgpreemptcheck.values import Known, Unknown, record
 from pgpreemptcheck.views import Horizon
 
 _RULE_KEYS = ("name", "facts", "unknown", "horizon", "expect", "severity")
 _SCENARIO_KEYS = (*_RULE_KEYS, "dormant", "links", "settles")
 
 
-class FailedTest(NamedTuple):
+@record
+class FailedTest:
     """A test that did not go as it says; `test` is its name, or its number from 1 on."""
 
     rule: str

@@ -12,14 +12,16 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from pgpreemptcheck.engine.types import FactType, Kind, RuleError, near
-from pgpreemptcheck.values import Known, Unknown
+from pgpreemptcheck.values import Known, Unknown, record
 from pgpreemptcheck.views import HORIZONS, ClusterView, Horizon, HostView, View
 
 
-class _Shape(NamedTuple):
+@record
+class _Shape:
     """What an annotation says: a scalar, or (`record`) a dataclass with facts of its own."""
 
     kind: Kind
@@ -47,7 +49,7 @@ class Schema:
             return known
         horizon, _, rest = name.partition(".")
         if horizon in HORIZONS and rest.partition(".")[0] in self._roots:
-            declared = self.type_of(rest)._replace(name=name)
+            declared = replace(self.type_of(rest), name=name)
         else:
             declared = self._find(name)
         self._types[name] = declared
@@ -55,8 +57,8 @@ class Schema:
 
     def names(self) -> Iterator[FactType]:
         """Yield every fact, by name and in the order of declaration."""
-        for root, record in self._roots.items():
-            yield from self._below(root, record)
+        for root, declared in self._roots.items():
+            yield from self._below(root, declared)
 
     def _below(self, prefix: str, record: type) -> Iterator[FactType]:
         for field in dataclasses.fields(record):
@@ -109,7 +111,7 @@ def _shape(node: ast.expr, names: Mapping[str, Any]) -> _Shape:
         if node.value.id == "Fact":
             inner = node.slice
             if isinstance(inner, ast.BinOp) and isinstance(inner.right, ast.Constant) and inner.right.value is None:
-                return _shape(inner.left, names)._replace(nullable=True)
+                return replace(_shape(inner.left, names), nullable=True)
             return _shape(inner, names)
         if node.value.id == "Literal":
             elements = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]

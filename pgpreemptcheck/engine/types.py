@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pgpreemptcheck.errors import UserError
+from pgpreemptcheck.values import record
 
 Kind = Literal["boolean", "integer", "number", "text", "list", "object", "any"]
 """list and object: facts with parts, of which a rule can only ask whether they are defined. any: not declared."""
@@ -19,7 +20,8 @@ class EvaluationError(Exception):
     """A rule that erred on the facts it was given (a value of another type than declared)."""
 
 
-class FactType(NamedTuple):
+@record
+class FactType:
     """The declared type of a fact: what a rule may compare it with."""
 
     name: str

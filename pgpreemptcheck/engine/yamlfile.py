@@ -9,9 +9,10 @@ nothing is ever constructed that was not asked for; libyaml gives the events whe
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from pgpreemptcheck.engine.types import RuleError
+from pgpreemptcheck.values import record
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
@@ -35,7 +36,8 @@ class YamlList(list[Any]):
         self.lines: list[int] = []
 
 
-class Document(NamedTuple):
+@record
+class Document:
     """One document of a file, with the line where it starts."""
 
     value: Any

@@ -8,7 +8,6 @@ falls back or refuses to start; a *fault* limit lets it start and kills it by SI
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
@@ -35,7 +34,8 @@ class HugetlbLimit:
     reservation_usage: Fact[int] = measured(unit="bytes")
 
 
-class _Groups(NamedTuple):
+@record
+class _Groups:
     """The cgroups of a process for one controller, its own first, up to the topmost that can be seen."""
 
     version: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pgpreemptcheck.facts import kernel_command_line, kernel_config, kernel_log, meminfo
 from pgpreemptcheck.facts.kernel_command_line import CommandLine, RequestedHugePages
@@ -49,7 +49,8 @@ DEBUGFS = "/sys/kernel/debug/sched/preempt"
 _MODES: tuple[Mode, ...] = ("none", "voluntary", "full", "lazy")
 
 
-class Identity(NamedTuple):
+@record
+class Identity:
     """What names the running kernel."""
 
     release: Fact[str]
@@ -109,7 +110,7 @@ def identify(host: Host) -> Identity:
     if gaps and gaps[0].kind != "unsupported":
         found = _complete(host, found)
     if isinstance(found.version, Known) and isinstance(found.token, Unknown):
-        found = found._replace(token=_token(found.version))
+        found = replace(found, token=_token(found.version))
     return found
 
 
@@ -143,9 +144,9 @@ def _from_uname(text: Fact[str]) -> Identity:
             arch: Fact[str] = Known(words[-1], text.source) if _is_machine(words[-1]) else foreign
             return Identity(foreign, foreign, foreign, arch, foreign)
         if len(words) == 1 and re.match(r"\d+\.\d+[.\d]*\S*$", words[0]):
-            found = found._replace(release=Known(words[0], text.source))
+            found = replace(found, release=Known(words[0], text.source))
         elif re.match(r"#\d", words[0]) and len(words) > 2:
-            found = found._replace(version=Known(" ".join(words), text.source))
+            found = replace(found, version=Known(" ".join(words), text.source))
     return found
 
 
@@ -163,13 +164,13 @@ def _complete(host: Host, found: Identity) -> Identity:
     """Fill in from /proc, or from the line that begins the kernel log."""
     release = host.read("/proc/sys/kernel/osrelease", limit=4096)
     if isinstance(release, Known) and isinstance(found.release, Unknown) and version_of(release.value.strip()):
-        found = found._replace(release=Known(release.value.strip(), release.source))
+        found = replace(found, release=Known(release.value.strip(), release.source))
     version = host.read("/proc/sys/kernel/version", limit=4096)
     if isinstance(version, Known) and isinstance(found.version, Unknown):
-        found = found._replace(version=Known(version.value.strip(), version.source))
+        found = replace(found, version=Known(version.value.strip(), version.source))
     arch = host.read("/proc/sys/kernel/arch", limit=4096)
     if isinstance(arch, Known) and isinstance(found.arch, Unknown):
-        found = found._replace(arch=Known(arch.value.strip(), arch.source))
+        found = replace(found, arch=Known(arch.value.strip(), arch.source))
     line = host.read("/proc/version", limit=4096)
     if isinstance(line, Unknown) and isinstance(found.release, Unknown):
         line = host.output("dmesg")
@@ -179,7 +180,7 @@ def _complete(host: Host, found: Identity) -> Identity:
         suffix = re.search(r"[.-](x86_64|amd64|aarch64|arm64|ppc64le|s390x|riscv64)\b", found.release.value)
         if suffix:
             name = {"amd64": "x86_64", "arm64": "aarch64"}.get(suffix[1], suffix[1])
-            found = found._replace(arch=Known(name, f"the release {found.release.value}", "inferred"))
+            found = replace(found, arch=Known(name, f"the release {found.release.value}", "inferred"))
     return found
 
 
@@ -189,9 +190,9 @@ def _from_banner(text: str, source: str, found: Identity) -> Identity:
     if match is None or version_of(match[1]) is None:
         return found
     if isinstance(found.release, Unknown):
-        found = found._replace(release=Known(match[1], source))
+        found = replace(found, release=Known(match[1], source))
     if isinstance(found.version, Unknown) and match[2]:
-        found = found._replace(version=Known(match[2].strip(), source))
+        found = replace(found, version=Known(match[2].strip(), source))
     return found
 
 

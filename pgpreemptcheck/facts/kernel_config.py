@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
@@ -70,7 +70,8 @@ _NAMES = (
 )
 
 
-class Config(NamedTuple):
+@record
+class Config:
     """The options of interest as the file has them: `y`, `m`, a value, or `n` for "is not set"."""
 
     options: Mapping[str, str]

@@ -7,11 +7,10 @@ dump_stack_print_info() in lib/dump_stack.c.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from pgpreemptcheck.facts.kernel_config import Mode, Version, version_of
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown
+from pgpreemptcheck.values import Fact, Known, Unknown, record
 
 LOG_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
 _TAIL = 8 << 20
@@ -34,7 +33,8 @@ _BACKTRACE = (
 )
 
 
-class LogEvidence(NamedTuple):
+@record
+class LogEvidence:
     """What a kernel log says; `mode` is by the last line that tells, the effective one."""
 
     mode: Known[Mode] | None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Fact, Known, Unknown, is_number
+from pgpreemptcheck.values import Fact, Known, Unknown, is_number, record
 
 PATH = "/proc/meminfo"
 
@@ -14,7 +13,8 @@ _WRAPPED = 1 << 63
 """The kernel's counters are signed longs here: a number above it is one that went below zero."""
 
 
-class Meminfo(NamedTuple):
+@record
+class Meminfo:
     """The lines of /proc/meminfo by key, every value as written; or why the file could not be read."""
 
     lines: Mapping[str, tuple[str, ...]] | Unknown

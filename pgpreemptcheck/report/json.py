@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pgpreemptcheck import __version__
-from pgpreemptcheck.engine.evaluate import Evidence, Finding, Verdict
+from pgpreemptcheck.engine.evaluate import Finding, Verdict
 from pgpreemptcheck.report.outcome import Report
 from pgpreemptcheck.report.plain import bare, facts_document, printable
 from pgpreemptcheck.values import Known
@@ -52,24 +52,21 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    links = [link._asdict() for link in verdict.links]
-    for link in links:
-        link["evidence"] = [_evidence(e) for e in link["evidence"]]
-    data = verdict._asdict()
-    trigger = data.pop("trigger")
-    return {
-        **bare(data),
-        "links": bare(links),
-        "trigger": None if trigger is None else bare(trigger._asdict() | {"evidence": []}),
-    }
+    data: dict[str, Any] = bare(verdict)
+    for link in data["links"]:
+        _without_words(link)
+    if data["trigger"] is not None:
+        data["trigger"]["evidence"] = []
+    return data
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    data = finding._asdict()
-    data["evidence"] = [_evidence(e) for e in finding.evidence]
-    data["references"] = [reference._asdict() for reference in finding.references]
-    return dict(bare(data))
+    data: dict[str, Any] = bare(finding)
+    _without_words(data)
+    return data
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
-    return {"fact": evidence.fact, "value": evidence.value, "source": evidence.source}
+def _without_words(data: dict[str, Any]) -> None:
+    """Leave out of the evidence the value as people read it: programs have the value itself."""
+    for evidence in data["evidence"]:
+        del evidence["shown"]

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgpreemptcheck.access import Access, open_access
+from pgpreemptcheck.errors import UserError
 from pgpreemptcheck.facts import clusters
 from pgpreemptcheck.facts.clusters import Found
+from pgpreemptcheck.facts.datadirs import given_in_vain
 from pgpreemptcheck.host import Host, LiveHost
 from pgpreemptcheck.values import record
 
@@ -164,6 +166,9 @@ class _Opened:
     def __init__(self, options: Options) -> None:
         self.host = _open_host(options)
         self.found: Found = clusters.find(self.host, options.pgdata)
+        mistake = given_in_vain(self.host, self.found.stopped)
+        if mistake is not None:
+            raise UserError(mistake)
         self._access = open_access(self.host, self.found, sql=not options.no_sql, dsn=options.dsn, deep=options.deep)
 
     def __enter__(self) -> tuple[Host, Found, Access]:

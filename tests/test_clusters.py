@@ -21,6 +21,7 @@ import pytest
 from pgpreemptcheck.captured import DirectoryHost
 from pgpreemptcheck.facts import clusters
 from pgpreemptcheck.facts.clusters import Found, Postmaster
+from pgpreemptcheck.facts.datadirs import given_in_vain
 from pgpreemptcheck.host import ContainerHost, LiveHost
 from pgpreemptcheck.values import Known, Unknown
 from tests import servers
@@ -864,6 +865,27 @@ def test_pgdata_adds_a_data_directory_or_a_configuration_directory() -> None:
     assert plain(cluster.config_file) == f"{ETC}/postgresql.conf"
     (cluster,) = clusters.find(host({}), ["/nowhere"]).stopped
     assert isinstance(cluster.config_file, Unknown) and isinstance(cluster.uid, Unknown)
+
+
+def test_pgdata_that_names_no_data_directory_is_a_mistake() -> None:
+    def mistake(files: dict[str, Any], given: str, live: bool = True) -> str | None:
+        seen = host(files, live=live)
+        return given_in_vain(seen, clusters.find(seen, [given]).stopped)
+
+    for files, what in (
+        ({}, "does not exist"),
+        ({"/d": "text"}, "it is a file"),
+        ({"/d/base/1": ""}, "it has neither"),
+    ):
+        for live in (True, False):
+            said = mistake(files, "/d", live)
+            assert said is not None and said.startswith("--pgdata /d: expected a data directory") and what in said
+    for fine in ({"/d/PG_VERSION": "15\n"}, {"/d/postgresql.conf": ""}, {"/d": errno.EACCES}):
+        closed = {f"/d/{name}": errno.EACCES for name in ("PG_VERSION", "postgresql.conf")} if "/d" in fine else {}
+        assert mistake({**fine, **closed}, "/d") is None
+    captured = process(40, [SERVER, "-D", "/d"], **{"cwd.txt": "/d"})  # its files were not captured
+    assert mistake(captured, "/d", live=False) is None
+    assert mistake({f"{ETC}/postgresql.conf": "data_directory = '/d'\n"}, "/d", live=False) is None
 
 
 @pytest.mark.parametrize("given", [DATA, "/link", f"{DATA}/", "/c"])

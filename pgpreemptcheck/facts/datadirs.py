@@ -54,6 +54,36 @@ def stopped_clusters(host: Host, pgdata: Sequence[str], running: Sequence[Postma
     return found
 
 
+GIVEN = "--pgdata"
+
+
+def given_in_vain(host: Host, stopped: Iterable[StoppedCluster]) -> str | None:
+    """Return what is wrong with a directory that --pgdata names and that is none of a cluster, None where all are.
+
+    One that cannot be read, or that only a configuration or a process of a capture names, is no mistake.
+    """
+    for cluster in stopped:
+        if cluster.where != GIVEN or not _is_absent(cluster.config_file):
+            continue
+        directory = cluster.data_directory
+        if not _is_absent(host.status(f"{directory}/PG_VERSION")):
+            continue
+        status = host.status(directory)
+        if isinstance(status, Unknown):
+            what = status.reason.removeprefix(directory).lstrip(": ")
+        else:
+            what = "has neither of them" if status.value.is_directory else "is a file"
+        return (
+            f"--pgdata {directory}: expected a data directory (with PG_VERSION in it) or a configuration directory "
+            f"(with postgresql.conf): it {what}"
+        )
+    return None
+
+
+def _is_absent(fact: Fact[object]) -> bool:
+    return isinstance(fact, Unknown) and fact.kind == "absent"
+
+
 def _everywhere(host: Host, pgdata: Sequence[str]) -> Iterable[StoppedCluster]:
     for directory in pgdata:
         yield _given(host, directory)
@@ -121,16 +151,16 @@ def _given(host: Host, directory: str) -> StoppedCluster:
     data = directory
     if _exists(host, config_file):
         data = _named_data_directory(host, config_file) or directory
-        config: Fact[str] = Known(config_file, "--pgdata")
+        config: Fact[str] = Known(config_file, GIVEN)
     else:
         for number, name in _debian_clusters(host):
             cluster = _debian_cluster(host, number, name)
             if cluster is not None and real_path(host, cluster.data_directory) == real_path(host, directory):
                 return cluster
         gap = host.status(config_file)
-        config = gap if isinstance(gap, Unknown) else Known(config_file, "--pgdata")
+        config = gap if isinstance(gap, Unknown) else Known(config_file, GIVEN)
     unknown = Unknown("nothing says how this cluster is started", kind="absent")
-    return StoppedCluster(data, config, (), _owner(host, data, config_file), "--pgdata", unknown)
+    return StoppedCluster(data, config, (), _owner(host, data, config_file), GIVEN, unknown)
 
 
 def _debian_clusters(host: Host) -> Iterable[tuple[str, str]]:

@@ -300,6 +300,43 @@ def test_wal_sizes_hold_two_segments(read: Reader, megabytes: int, lines: bytes,
     assert accepted(overridden) is True
 
 
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        *(("datestyle = 'iso, mdy'", True), ("datestyle = 'iso, sql'", False), ("DateStyle = 'iso mdy'", False)),
+        *(("synchronous_standby_names = 'ANY 1 (a, \"b-c\")'", True), ("synchronous_standby_names = 'node-1'", False)),
+        *(("recovery_target_time = '2026-01-01 10:00:00+02'", True), ("recovery_target_time = 'today'", False)),
+        *(("recovery_target_time = 'last week'", None), ("recovery_target = latest", False)),
+        *(("timezone = 'Europe/Berlin'", True), ("timezone = 'a b'", None), ("log_timezone = ''", False)),
+        *(("search_path = 'a, b'", True), ("search_path = 'a b'", False), ("client_encoding = 'zork'", None)),
+        *(("wal_consistency_checking = 'zork'", None), ("wal_consistency_checking = 'all'", True)),
+        *(("lc_messages = 'de_DE.utf8'", True), ("default_text_search_config = 'pg_catalog.german'", True)),
+        *(("shared_preload_libraries = 'a, b'", True), ("primary_slot_name = 'A'", False)),
+    ],
+)
+def test_what_strings_hold(read: Reader, line: str, taken: bool | None) -> None:
+    """Right answers: see test_settings_server.py, where real servers give them."""
+    found = read(line.encode())
+    assert accepted(found) is taken
+    if taken is None:
+        assert isinstance(found.accepted, Unknown)
+        assert found.accepted.reason.startswith("whether PostgreSQL takes this value of ")
+
+
+@pytest.mark.parametrize(
+    ("zone", "taken"),
+    [
+        *(("Europe/Berlin", True), ("europe/BERLIN", True), ("GMT", True), ("Europe/Zork", None), ("US/Pacific", None)),
+        *(("posixrules", None), ("zone.tab", None), ("right/UTC", None), ("../zoneinfo/UTC", None), ("Europe", None)),
+    ],
+)
+def test_a_time_zone_that_the_host_does_not_know_is_doubtful(read: Reader, zone: str, taken: bool | None) -> None:
+    names = ("Europe/Berlin", "UTC", "right/UTC", "posixrules")
+    table = {f"usr/share/zoneinfo/{name}": b"TZif2..." for name in names}
+    found = read(f"timezone = '{zone}'".encode(), **table, **{"usr/share/zoneinfo/zone.tab": b"# a list"})
+    assert accepted(found) is taken
+
+
 def test_a_refused_line_leaves_its_setting_unknown(read: Reader) -> None:
     found = read(b"shared_buffers = 1GB\nmax_connections = 7\nshared_buffers = 4GB;\n")
     assert value(found.settings, "shared_buffers") is None

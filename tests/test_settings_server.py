@@ -278,3 +278,245 @@ def compare_starts(server: Server, data: str, text: bytes) -> list[str]:
     assert [error.reason for error in found.errors] == theirs, text
     assert isinstance(found.accepted, Known), text
     return theirs
+
+
+LONG = "n" * 64
+CONTENTS: dict[str, tuple[str, ...]] = {
+    "DateStyle": (
+        *(
+            "ISO, MDY",
+            "iso, dmy",
+            "German",
+            "SQL, European",
+            "default",
+            "postgresql",
+            "noneuro",
+            '"ISO", MDY',
+            "",
+            "us",
+        ),
+        *("Postgres,ISO", "mdy,dmy", "ISO,,MDY", "iso-8601", "x", '"a', "a b(", "ymd,us", "german, iso", "iso,iso"),
+        *("ISO\vMDY", "ISO,\vMDY", "ISO MDY", "usa", "euro, dmy", " , iso", "iso,"),
+    ),
+    "TimeZone": ("Europe/Berlin", "UTC", "Etc/UTC", "GMT", "America/New_York", "europe/berlin", "Asia/Kolkata", ""),
+    "log_timezone": ("Europe/Berlin", "UTC", "GMT", ""),
+    "backtrace_functions": ("", "a,b", "a b", "a\tb\nc", "-1", "a(", '"a"', "\u00e9"),
+    "client_encoding": ("utf8", "UTF-8", "sql_ascii", "SQL_ASCII", "latin1", "LATIN9", "WIN1252", "U T F 8", "unicode"),
+    "createrole_self_grant": ("", "set", "SET , inherit", '"set"', "x", "set inherit"),
+    "default_table_access_method": ("heap", "", "x", LONG, LONG[1:]),
+    "log_connections": ("on", "off", "TRUE", "1", "receipt,authentication", "all", "", '"a', "a b"),
+    "log_destination": (
+        "stderr",
+        "",
+        "csvlog, syslog",
+        "x",
+        '"stderr"',
+        "STDERR",
+        "stderr csvlog",
+        "jsonlog",
+        "stderr,",
+    ),
+    "primary_slot_name": ("", "a_1", LONG[1:], LONG, "UPPER", "a-b", "zork nonsense", "\u00e9"),
+    "recovery_target": ("", "immediate", "Immediate", "x", " immediate"),
+    "recovery_target_lsn": ("", "0/0", "FFFFFFFF/ffffffff", "1/123456789", " 0/0", "0/0 ", "x", "1", "/1", "1/", "0/g"),
+    "recovery_target_name": ("", LONG, LONG[1:], "a b", "\u00e9" * 31, "\u00e9" * 32),
+    "recovery_target_time": (
+        *("", "2026-01-01", "2026-01-01 00:00:00", "2026-12-28T23:59:59.123456", "2026-01-01 10:00+02", "today"),
+        *("2026-01-01 10:00:00 UTC", "2026-01-01 00:00:00 GMT", "2026-01-01 00:00:00+05:30"),
+        *("tomorrow", "yesterday", "epoch", "infinity", "-infinity", "2026-13-01", "2026-00-10", "2026-01-32"),
+        *("2026-01-01 00:00:00+0530", "2026-01-01 00:00:00-14", "0001-01-01 00:00"),
+    ),
+    "recovery_target_timeline": ("", "latest", "current", "2", "123456789"),
+    "recovery_target_xid": ("", "1000", "123456789"),
+    "restrict_nonsystem_relation_kind": ("", "view", "view, foreign-table", "x", "view view"),
+    "search_path": (
+        '"$user", public',
+        "",
+        "a,b",
+        "a b",
+        '"a',
+        'a"b',
+        '"a""b"',
+        '"a"b',
+        '""',
+        ",",
+        "a,",
+        " a , b ",
+        "a;b",
+    ),
+    "synchronized_standby_slots": ("", "a,b", "A", '"a', "zork nonsense"),
+    "synchronous_standby_names": (
+        *(
+            "",
+            "*",
+            "FIRST 1 (a, b)",
+            "ANY 2 (a,b)",
+            "2 (a,b)",
+            '"a-b"',
+            "a,b,c",
+            "1",
+            "first 2(x)",
+            "any 1 (*)",
+            "a, *",
+        ),
+        *("a-b", "a.b", "0 (a)", "FIRST 1(a", "FIRST", "first, a", '"first"', '""', '"a""b"', "1a", "a b", "a,", "()"),
+        *("1 ()", "1 (a) b", "FIRST (a)", "ANY 00 (a)", "\u00e9", "a$1", "$1", "(a)", "1 (1, 2)", "\v", "a;"),
+    ),
+    "temp_tablespaces": ("", "a,b", "a b", '"a'),
+    "timezone_abbreviations": ("Default", "India", "Australia"),
+    "wal_consistency_checking": ("", "all", "heap,btree", "HEAP2", "a b", '"a'),
+}
+UNCHECKED: dict[str, tuple[str, ...]] = {
+    "TimeZone": ("x y", "INTERVAL '3'", "Europe/Zork", "/etc/passwd", "posixrules", "posix/UTC", "right/UTC"),
+    "client_encoding": ("x", "", "latin11"),
+    "debug_io_direct": ("data", "x"),
+    "log_connections": ("x", "all, on"),
+    "recovery_target_time": (
+        "2026-02-30",
+        "NOW",
+        "2026-01-01 10:00:00Z",
+        "2026-01-01 25:00",
+        "01.02.2026",
+        "x",
+        "2026-01-01 00:00 Europe/Berlin",
+    ),
+    "recovery_target_timeline": ("x", "0", "-1", "99999999999999999999"),
+    "recovery_target_xid": ("x", "0", "0x10", "99999999999999999999"),
+    "synchronized_standby_slots": ("-1", "/x"),
+    "synchronous_standby_names": ("99999999999999999999 (a)",),
+    "timezone_abbreviations": ("default", "x", ""),
+    "wal_consistency_checking": ("x",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", range(catalogue.FIRST, catalogue.LAST + 1))
+def test_what_strings_hold(major: int) -> None:
+    server = require(major)
+    known = catalogue.load(major)
+    wrong: list[str] = []
+    with private_directory() as base:
+        data = f"{base}/data"
+        for name, text in (
+            (n, text) for found in (CONTENTS, UNCHECKED) for n, texts in found.items() for text in texts
+        ):
+            setting = known.find(name)
+            if setting is None or setting.kind != "s":
+                continue
+            line = f"{name} = {quote(text)}\n".encode()
+            try:
+                compare_one(server, data, {"postgresql.conf": line}, [], "port")
+            except AssertionError as error:
+                wrong.append(str(error))
+            start = settings._Start(LiveHost(), data, None, major, ["postgres", "-D", data], None, {})
+            unchecked = text in UNCHECKED.get(name, ()) or bool(known.undecided_name(name))
+            if bool(start.undecided) is not (unchecked and not start.errors):
+                wrong.append(f"{name} = {text!r} {start.undecided}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", range(catalogue.FIRST, catalogue.LAST + 1))
+def test_no_other_string_is_refused_by_the_server(major: int) -> None:
+    """What setting_strings.py does not know is never refused for what it holds, but for what the host decides."""
+    from pgpreemptcheck.facts import setting_strings
+
+    server = require(major)
+    known = catalogue.load(major)
+    host_decides = {"config_file", "lc_messages", "lc_monetary", "lc_numeric", "lc_time"}
+    with private_directory() as base:
+        data = f"{base}/data"
+        server.initdb(data)
+        for name in known.names():
+            setting = known.find(name)
+            assert setting is not None
+            looked_at = name in setting_strings._CHECKS or name in host_decides or known.undecided_name(name)
+            if setting.kind != "s" or setting.context == "internal" or looked_at:
+                continue
+            # all at once would end at the first: each string is seen to be taken
+            for text in ("", "x", "zork nonsense", '"a', "\u00e9", "-1", "a b(,"):
+                done = server.run_postgres_C(data, "port", ["-c", f"{name}={text}"])
+                assert done.returncode == 0, (name, text, done.stderr)
+
+
+pieces = st.sampled_from(
+    [
+        *(
+            '"',
+            '""',
+            ",",
+            " ",
+            "(",
+            ")",
+            "*",
+            "-",
+            ".",
+            "/",
+            ":",
+            "+",
+            "\t",
+            "\n",
+            "\v",
+            "$",
+            "\u00e9",
+            "0",
+            "1",
+            "2",
+            "63",
+        ),
+        *(
+            "a",
+            "b_1",
+            "iso",
+            "MDY",
+            "dmy",
+            "postgres",
+            "us",
+            "german",
+            "first",
+            "ANY",
+            "view",
+            "heap",
+            "all",
+            "set",
+            "inherit",
+        ),
+        *("2026-01-01", "10:00:00", "23:59", "UTC", "latest", "immediate", "0/16B3748", "FFFFFFFF", "n" * 31, "stderr"),
+    ]
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", range(catalogue.FIRST, catalogue.LAST + 1))
+def test_odd_strings_against_the_server(major: int) -> None:
+    server = require(major)
+    known = catalogue.load(major)
+    strings = sorted(name for name in CONTENTS if (setting := known.find(name)) and setting.kind == "s")
+    with private_directory() as base:
+
+        @profile(
+            max_examples=EXAMPLES if major in (13, 15, 18) else EXAMPLES // 3,
+            deadline=None,
+            derandomize="PGPREEMPTCHECK_EXAMPLES" not in os.environ,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(
+            st.sampled_from(strings), st.one_of(st.sampled_from(CONTENTS["DateStyle"]), st.lists(pieces, max_size=6))
+        )
+        def compare(name: str, text: str | list[str]) -> None:
+            line = f"{name} = {quote(''.join(text))}\n".encode()
+            compare_one(server, f"{base}/data", {"postgresql.conf": line}, [], "port")
+
+        compare()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["npm-13", "system-15", "npm-17", "debian-18", "debian-19"])
+@pytest.mark.parametrize("options", [(), ("--locale=C.UTF-8",), ("-T", "german")])
+def test_what_initdb_writes_is_taken(key: str, options: tuple[str, ...]) -> None:
+    server = require(key)
+    with private_directory() as base:
+        server.initdb(f"{base}/data", "--no-sync", *options)
+        found = settings.read(LiveHost(), data_directory=f"{base}/data", config_file=None, major=server.major)
+        assert found.accepted == Known(True, f"{base}/data/postgresql.conf")

@@ -5,8 +5,7 @@ objection ends the start; then postgresql.conf with its includes; then postgresq
 value of each setting's last line, also of one that the command line overrides; then what the values must be together.
 Only the first of these stages that finds fault is reported, as in the server's log.
 
-Not judged, since only that host's server can: locales, time zones, libraries, paths, and the inner syntax of strings
-(but for log_destination).
+Not judged, since only that host's server can: locales, libraries, paths. What strings hold: see setting_strings.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, Literal, NamedTuple
 
-from pgpreemptcheck.facts import catalogue, conffile, control
+from pgpreemptcheck.facts import catalogue, conffile, control, setting_strings
 from pgpreemptcheck.facts.catalogue import Catalogue, Setting
 from pgpreemptcheck.facts.conffile import Entry
 from pgpreemptcheck.host import Host
@@ -263,8 +262,11 @@ def _judge(setting: Setting, text: str, written: str, known: Catalogue) -> _Judg
         if not _right_size(setting.name, number):
             return _Judged(message=f'invalid value for parameter "{setting.name}": {_number(setting, number)}')
         return _Judged(number, undecided=_decided_elsewhere(setting.name, number))
-    if setting.name == "log_destination" and not _log_destinations(text, major):
-        return _Judged(message=hooked)
+    content = setting_strings.taken(setting.name, text, major)
+    if content.decided is False:
+        return _Judged(message=content.message or hooked)
+    if content.decided is None:
+        return _Judged(text, undecided=f"whether PostgreSQL takes this value of {setting.name} is not checked")
     return _Judged(text)
 
 
@@ -299,16 +301,6 @@ def _decided_elsewhere(name: str, number: float) -> str | None:
     if name == "max_stack_depth" and number > 7680:  # 512 kB below the usual limit of 8 MB
         return "the postmaster's limit on its stack (ulimit -s) decides whether it takes that max_stack_depth"
     return None
-
-
-def _log_destinations(text: str, major: int) -> bool:
-    words = [word.strip(_SPACE) for word in text.split(",")] if text.strip(_SPACE) else []
-    if any('"' in word for word in words):
-        words = [word[1:-1] if word[:1] == word[-1:] == '"' and len(word) > 2 else word.lower() for word in words]
-    else:
-        words = [word.lower() for word in words]
-    known = ("stderr", "csvlog", "syslog", "jsonlog") if major >= 15 else ("stderr", "csvlog", "syslog")
-    return all(word in known for word in words)
 
 
 # the command line ---------------------------------------------------------------------------------
@@ -545,8 +537,11 @@ class _Start:
         if message is None and judged.undecided is None:
             message = self.objection(setting.name, judged.value)
         overridden = entry is not None and setting.name in self.from_command_line
-        if message is None and (judged.undecided or self.known.undecided_name(setting.name)):
-            self.undecided.append(judged.undecided or self.known.undecided_name(setting.name) or "")
+        undecided = judged.undecided or self.known.undecided_name(setting.name)
+        if undecided is None and message is None and setting.name in setting_strings.ZONE_SETTINGS:
+            undecided = setting_strings.zone_doubt(self.host, value)
+        if message is None and undecided:
+            self.undecided.append(undecided)
         if message is not None:
             self.refuse(message, entry, value_only=True)
         elif not overridden:

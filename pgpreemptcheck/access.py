@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgpreemptcheck.facts.clusters import Found, Postmaster
@@ -78,12 +78,45 @@ class Access:
         return Known(str(uid.value), uid.source)
 
 
+class Owners:
+    """The children that read with the rights of cluster owners: one each, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.started: dict[int | None, Owner] = {}
+
+    def files(self, uid: int, running: Sequence[Postmaster]) -> Host:
+        """Return this host's files as that user sees them; `running` are the servers that were found."""
+        if uid not in self.started:
+            self.started[uid] = _start(uid, running)
+        return self.started[uid].host()
+
+    def close(self) -> None:
+        """End them."""
+        for owner in self.started.values():
+            owner.close()
+
+
+def _start(uid: int, running: Sequence[Postmaster], *, sql: bool = False, having: Owner | None = None) -> Owner:
+    """Start the child of a user, with the groups of a server of his and into whose containers it must see."""
+    mine = _of(uid, running)
+    roots = [p.root for p in mine if p.root is not None]
+    return start(uid, like=mine[0].pid if mine else None, roots=roots, sql=sql, having=having)
+
+
+def _of(uid: int, running: Sequence[Postmaster]) -> list[Postmaster]:
+    return [p for p in running if isinstance(p.uid, Known) and p.uid.value == uid]
+
+
 class LiveAccess(Access):
     """This host: one child per cluster owner where root asks, and one that asks over SQL for each owner."""
 
-    def __init__(self, host: Host, found: Found, *, sql: bool, dsn: str | None, deep: bool) -> None:
+    def __init__(
+        self, host: Host, found: Found, *, sql: bool, dsn: str | None, deep: bool, owners: Owners | None = None
+    ) -> None:
         super().__init__(host)
         self._owners: dict[int | None, Owner] = {}
+        if owners is not None:
+            self._owners.update(owners.started)
         self._pending: dict[int, Pending] = {}
         self._by_dsn: Pending | None = None
         self._names: dict[int, str] = {}
@@ -98,12 +131,9 @@ class LiveAccess(Access):
                 self._owners[None] = start(sql=True)
                 self._by_dsn = self._owners[None].sql(dsn=dsn, deep=deep)
             for uid in sorted(uids | stopped):
-                mine = [
-                    p for p in found.running if p.uid == Known(uid, p.uid.source if isinstance(p.uid, Known) else "")
-                ]
-                roots = [p.root for p in mine if p.root is not None]
-                like = mine[0].pid if mine else None
-                self._owners[uid] = start(uid, like=like, roots=roots, sql=sql and any(asked(p) for p in mine))
+                mine = _of(uid, found.running)
+                wanted = sql and any(asked(p) for p in mine)
+                self._owners[uid] = _start(uid, found.running, sql=wanted, having=self._owners.get(uid))
                 for postmaster in filter(asked, mine):
                     self._pending[postmaster.pid] = self._ask(self._owners[uid], postmaster, deep)
         except OSError:
@@ -175,8 +205,13 @@ class LiveAccess(Access):
             return Known(str(uid.value), uid.source)
 
 
-def open_access(host: Host, found: Found, *, sql: bool, dsn: str | None, deep: bool) -> Access:
-    """Return the access to the clusters of a host; children are forked at once, so no thread may run yet."""
+def open_access(
+    host: Host, found: Found, *, sql: bool, dsn: str | None, deep: bool, owners: Owners | None = None
+) -> Access:
+    """Return the access to the clusters of a host; children are forked at once, so no thread may run yet.
+
+    `owners` are those that finding the clusters has started: they are used further, and end with the access.
+    """
     if not host.live:
         return Access(host)
-    return LiveAccess(host, found, sql=sql, dsn=dsn, deep=deep)
+    return LiveAccess(host, found, sql=sql, dsn=dsn, deep=deep, owners=owners)

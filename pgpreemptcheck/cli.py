@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from pgpreemptcheck import __version__
-from pgpreemptcheck.errors import UserError
+from pgpreemptcheck.errors import UserError, describe
 
 FORMATS = ("text", "json")
 SEVERITIES = ("critical", "high", "medium", "low", "never")
@@ -303,11 +303,3 @@ def main() -> NoReturn:
         _complain(f"internal error: {describe(error)}; please report it")
         sys.exit(INTERNAL_ERROR)
     sys.exit(0)
-
-
-def describe(error: Exception) -> str:
-    """Return an error in one line, with the place where it was raised."""
-    import traceback
-
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})"

@@ -6,12 +6,12 @@ while the host's own facts are read and the rules are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from pgpreemptcheck.access import Access
-from pgpreemptcheck.errors import UserError
+from pgpreemptcheck.errors import UserError, describe
 from pgpreemptcheck.facts import binary, clusters, control, cpus, segment, server, settings, system
 from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
 from pgpreemptcheck.facts.clusters import Found, Postmaster, StoppedCluster
@@ -59,19 +59,29 @@ class ClusterFacts:
 
 
 @record
+class Failure:
+    """A cluster of which nothing can be said, because of an error of ours."""
+
+    cluster: str
+    reason: str
+
+
+@record
 class Facts:
     """What was read of the host and its clusters; `hidden` says that there may be a cluster that cannot be seen."""
 
     system: System
     clusters: tuple[ClusterFacts, ...]
     hidden: Unknown | None
+    errors: tuple[Failure, ...]
 
 
 def inspect(host: Host, found: Found, access: Access) -> Facts:
     """Return everything that can be read of the host and of the clusters that were found on it."""
     host_facts = system.read(host)
     reader = _Reader(host, found, access, host_facts)
-    return Facts(host_facts, tuple(_unique(list(reader.clusters()))), found.concealed)
+    inspected = tuple(_unique(list(reader.clusters())))
+    return Facts(host_facts, inspected, found.concealed, tuple(reader.failures))
 
 
 class _Reader:
@@ -82,60 +92,88 @@ class _Reader:
         self._found = found
         self._access = access
         self._system = host_facts
+        self.failures: list[Failure] = []
 
     def clusters(self) -> Iterator[ClusterFacts]:
-        for postmaster in self._found.running:
-            yield self._running(postmaster)
-        for cluster in self._found.stopped:
-            yield self._stopped(cluster)
+        """Yield what is known of each cluster; one that an error of ours stands before becomes a failure."""
+        begun = [(self._name(p), self._tried(self._name(p), self._running, p)) for p in self._found.running]
+        begun += [(c.data_directory, self._tried(c.data_directory, self._stopped, c)) for c in self._found.stopped]
+        for name, finish in begun:
+            cluster = self._tried(name, finish) if finish is not None else None
+            if cluster is not None:
+                yield cluster
         yield from self._elsewhere()
 
-    def _running(self, postmaster: Postmaster) -> ClusterFacts:
+    def _name(self, postmaster: Postmaster) -> str:
+        return _identity(_known(postmaster.data_directory), postmaster)
+
+    def _tried(self, name: str, read: Callable[..., T], *arguments: object) -> T | None:
+        try:
+            return read(*arguments)
+        except UserError:
+            raise
+        except Exception as error:  # the other clusters must not be lost with this one
+            self.failures.append(Failure(name, describe(error)))
+            return None
+
+    def _running(self, postmaster: Postmaster) -> Callable[[], ClusterFacts]:
+        """Read all but what the server says over SQL, which may still be on its way, and return what takes that in."""
         host = self._host
         files = self._access.files(postmaster.uid, postmaster.root)
         process = self._access.files(postmaster.uid, None)
         major = clusters.major(host, files, postmaster)
-        answer = self._access.answer(postmaster)
-        said = server.facts(answer)
         if postmaster.options is None:
             on_disk = _read_files(
                 files, postmaster.data_directory, postmaster.config_file, major, postmaster.argv, postmaster.fork
             )
         else:
             on_disk = settings.unread(postmaster.options)  # the files alone do not say what a start takes
-        sql_settings = said.settings.value if isinstance(said.settings, Known) else None
-        now = settings.running(on_disk, sql_settings, postmaster.argv, _known(major), postmaster.started)
         directory = _known(postmaster.data_directory)
-        return ClusterFacts(
-            id=_identity(directory, postmaster),
-            data_directory=directory,
-            version=said.version if isinstance(said.version, Known) else _version(files, directory, major),
-            major=major,
-            fork=postmaster.fork,
-            owner=self._access.user_name(postmaster.uid),
-            config_file=postmaster.config_file,
-            container=postmaster.container,
-            starts_at_boot=clusters.starts_at_boot(host, postmaster),
-            standby=control.is_standby(files, directory) if directory else _NO_DIRECTORY,
-            control=control.read(files, directory) if directory else _NO_DIRECTORY,
-            patroni=_patroni(files, postmaster.config_file, directory),
-            files=on_disk,
-            freelist=binary.freelist(process, postmaster.pid, major),
-            cpus=cpus.share(host, postmaster.pid),
-            hugetlb_limits=hugetlb_limits(host, postmaster.pid),
-            postmaster=postmaster,
-            port=now.port if isinstance(now.port, Known) else postmaster.port,
-            settings=now,
-            segment=segment.read(
-                process,
-                postmaster.pid,
-                huge_page_size=now.huge_page_size,
-                default_huge_page_bytes=self._system.huge_pages.default_bytes,
-                base_page_bytes=self._system.memory.base_page_bytes,
-                shmem_thp_possible=self._system.huge_pages.shmem_thp_possible,
-            ),
-            server=said,
-        )
+        standby = control.is_standby(files, directory) if directory else _NO_DIRECTORY
+        pg_control = control.read(files, directory) if directory else _NO_DIRECTORY
+        patroni = _patroni(files, postmaster.config_file, directory)
+        version = _version(files, directory, major)
+        freelist = binary.freelist(process, postmaster.pid, major)
+        limits = hugetlb_limits(host, postmaster.pid)
+        share = cpus.share(host, postmaster.pid)
+        at_boot = clusters.starts_at_boot(host, process, postmaster)
+
+        def finish() -> ClusterFacts:
+            said = server.facts(self._access.answer(postmaster))
+            sql_settings = said.settings.value if isinstance(said.settings, Known) else None
+            now = settings.running(on_disk, sql_settings, postmaster.argv, _known(major), postmaster.started)
+            return ClusterFacts(
+                id=self._name(postmaster),
+                data_directory=directory,
+                version=said.version if isinstance(said.version, Known) else version,
+                major=major,
+                fork=postmaster.fork,
+                owner=self._access.user_name(postmaster.uid),
+                config_file=postmaster.config_file,
+                container=postmaster.container,
+                starts_at_boot=at_boot,
+                standby=standby,
+                control=pg_control,
+                patroni=patroni,
+                files=on_disk,
+                freelist=freelist,
+                cpus=share,
+                hugetlb_limits=limits,
+                postmaster=postmaster,
+                port=now.port if isinstance(now.port, Known) else postmaster.port,
+                settings=now,
+                segment=segment.read(
+                    process,
+                    postmaster.pid,
+                    huge_page_size=now.huge_page_size,
+                    default_huge_page_bytes=self._system.huge_pages.default_bytes,
+                    base_page_bytes=self._system.memory.base_page_bytes,
+                    shmem_thp_possible=self._system.huge_pages.shmem_thp_possible,
+                ),
+                server=said,
+            )
+
+        return finish
 
     def _elsewhere(self) -> Iterator[ClusterFacts]:
         """Yield the server behind --dsn where it is none of this host's: only what it says itself is known."""
@@ -175,7 +213,7 @@ class _Reader:
             elsewhere=gap,
         )
 
-    def _stopped(self, cluster: StoppedCluster) -> ClusterFacts:
+    def _stopped(self, cluster: StoppedCluster) -> Callable[[], ClusterFacts]:
         files = self._access.files(cluster.uid, None)
         directory = cluster.data_directory
         version = clusters.version(files, directory)
@@ -184,7 +222,7 @@ class _Reader:
         )
         on_disk = _read_files(files, Known(directory, cluster.where), cluster.config_file, major, cluster.argv, None)
         why = Unknown("the cluster does not run, so no program of it can be looked at")
-        return ClusterFacts(
+        found = ClusterFacts(
             id=directory,
             data_directory=directory,
             version=version,
@@ -208,6 +246,7 @@ class _Reader:
             server=None,
             unseen=cluster.unseen,
         )
+        return lambda: found
 
 
 _NO_DIRECTORY = Unknown("its data directory is not known", "run as root, or as the cluster's owner")

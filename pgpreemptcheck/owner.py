@@ -196,7 +196,7 @@ class OwnerHost(Host):
 class _Child:
     """A forked child and the pipes to it. Once it fails it stays failed."""
 
-    def __init__(self, pid: int, to: int, from_: int, name: str, *, in_order: bool) -> None:
+    def __init__(self, pid: int, to: int, from_: int, name: str, *, in_order: bool, failure: str = "") -> None:
         self._pid = pid
         self._in_order = in_order  # a late answer holds up all that follow
         self._to = to
@@ -206,6 +206,8 @@ class _Child:
         self._buffer = bytearray()
         self._answers: dict[int, tuple[dict[str, Any], bytes]] = {}
         self._failure = ""
+        if failure:
+            self.fail(failure)
 
     def ask(self, request: Mapping[str, object], deadline: float) -> Pending:
         """Send a request; its answer is for `collect`."""
@@ -295,7 +297,14 @@ class _Child:
         self._pid = 0
 
 
-def start(uid: int | None = None, *, like: int | None = None, roots: Sequence[str] = (), sql: bool = False) -> Owner:
+def start(
+    uid: int | None = None,
+    *,
+    like: int | None = None,
+    roots: Sequence[str] = (),
+    sql: bool = False,
+    having: Owner | None = None,
+) -> Owner:
     """Fork what is needed to read with the rights of `uid`, and return at once.
 
     `uid` None: this process's own rights; so it is too where this process is not root. PostgreSQL does not run as
@@ -303,6 +312,8 @@ def start(uid: int | None = None, *, like: int | None = None, roots: Sequence[st
     and groups are those of the process `like` (the postmaster), else those of the user database. `roots` are the
     container roots (`/proc/PID/root`) that will be asked for: they are opened before the rights are dropped, since
     the owner itself may not be let in from outside. `sql`: servers will be asked, so the driver is imported at once.
+    `having` was started before for the same user, process and roots: what it reads with is used further. Where no
+    process can be forked, all that it was to do is a gap that says so.
     """
     if os.geteuid() != 0:
         uid = None
@@ -313,7 +324,9 @@ def start(uid: int | None = None, *, like: int | None = None, roots: Sequence[st
         global _prepared
         asks, _prepared = _prepared or _fork_sql(), None
         asks.ask({"do": "enter", "uid": uid, "like": like, "roots": list(roots)}, 0.0)
-    if uid is not None:
+    if having is not None:
+        files = having._files
+    elif uid is not None:
         files = _fork(lambda: _FileServer(_enter(uid, like, roots)), f"reads as uid {uid}", in_order=True)
     return Owner(uid, files, asks)
 
@@ -340,11 +353,18 @@ def _fork_sql() -> _Child:
 
 
 def _fork(make: Callable[[], _FileServer | _SqlServer], name: str, *, in_order: bool) -> _Child:
-    requests, to = os.pipe2(os.O_CLOEXEC)
-    from_, answers = os.pipe2(os.O_CLOEXEC)
+    opened: list[int] = []
+    try:
+        opened += os.pipe2(os.O_CLOEXEC)
+        opened += os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+    except OSError as error:  # no more processes, memory or files are to be had
+        for fd in opened:
+            os.close(fd)
+        return _Child(0, -1, -1, name, in_order=in_order, failure=f"cannot be started: {error.strerror}")
+    requests, to, from_, answers = opened
     os.set_blocking(to, False)
     os.set_blocking(from_, False)
-    pid = os.fork()
     if pid == 0:
         _live(make, requests, answers)
     os.close(requests)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgpreemptcheck.access import Access, open_access
+from pgpreemptcheck.access import Access, Owners, open_access
 from pgpreemptcheck.errors import UserError
 from pgpreemptcheck.facts import clusters
 from pgpreemptcheck.facts.clusters import Found
@@ -54,7 +54,7 @@ def check(options: Options, *, rules_dirs: Sequence[str], fail_on: str) -> Repor
         unknowns=open_questions(evaluation.findings, evaluation.verdicts, views),
         assumed=options.assume,
         fail_on=fail_on,
-        exit_code=exit_code(evaluation, fail_on),
+        exit_code=exit_code(evaluation, fail_on, failed=bool(facts.errors)),
         generated_at=_now(),
     )
 
@@ -165,11 +165,16 @@ class _Opened:
 
     def __init__(self, options: Options) -> None:
         self.host = _open_host(options)
-        self.found: Found = clusters.find(self.host, options.pgdata)
+        owners = Owners()
+        as_owner = owners.files if self.host.live and os.geteuid() == 0 else None
+        self.found: Found = clusters.find(self.host, options.pgdata, as_owner)
         mistake = given_in_vain(self.host, self.found.stopped)
         if mistake is not None:
+            owners.close()
             raise UserError(mistake)
-        self._access = open_access(self.host, self.found, sql=not options.no_sql, dsn=options.dsn, deep=options.deep)
+        self._access = open_access(
+            self.host, self.found, sql=not options.no_sql, dsn=options.dsn, deep=options.deep, owners=owners
+        )
 
     def __enter__(self) -> tuple[Host, Found, Access]:
         return self.host, self.found, self._access

@@ -81,6 +81,7 @@ def record(cls: type[T]) -> type[T]:
     """
     cls.__doc__ = cls.__doc__ or cls.__name__  # where there is none, dataclass() makes one with inspect.signature
     made: Any = dataclass(init=False, repr=False, eq=False)(cls)
+    made._names = frozenset(made.__match_args__)
     made.__init__, made.__repr__ = _init, _repr
     made.__eq__, made.__hash__ = _equal, _hash
     made.__setattr__ = made.__delattr__ = _refuse
@@ -91,12 +92,15 @@ def _init(self: Any, *values: Any, **named: Any) -> None:
     names: tuple[str, ...] = self.__match_args__
     own = self.__dict__
     own.update(zip(names, values, strict=False))
-    if len(values) > len(names) or own.keys() & named.keys() or not named.keys() <= set(names):
-        raise TypeError(f"{type(self).__name__} takes {', '.join(names)}")
     own.update(named)
-    for name in names:
-        if name not in own:
-            own[name] = getattr(type(self), name)  # the default; AttributeError names the field that has none
+    if len(own) < len(values) + len(named):
+        raise TypeError(f"{type(self).__name__} takes {', '.join(names)}, each once")
+    if own.keys() != self._names:
+        for name in names:
+            if name not in own:
+                own[name] = getattr(type(self), name)  # the default; AttributeError names the field that has none
+        if len(own) > len(names):
+            raise TypeError(f"{type(self).__name__} takes {', '.join(names)}")
 
 
 def _repr(self: Any) -> str:

@@ -35,6 +35,7 @@ class ClusterView:
     id: str
     data_directory: str | None
     running: bool
+    seen: Fact[bool] = measured(doc="whether it runs could be told; unknown where its process may be out of sight")
     version: Fact[str] = measured(doc="PG_VERSION, or the running server's own")
     major: Fact[int] = measured()
     fork: Fact[str | None] = measured(doc="a fork of PostgreSQL by its program name, null for PostgreSQL")
@@ -172,6 +173,7 @@ def _cluster(
         id=cluster.id,
         data_directory=cluster.data_directory,
         running=cluster.settings is not None,
+        seen=cluster.unseen or Known(True, "the process list"),
         version=cluster.version,
         major=cluster.major,
         fork=Known(cluster.fork, "the program's name"),

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pgpreemptcheck import run
 from pgpreemptcheck.captured import DirectoryHost
 from pgpreemptcheck.facts import clusters
 from pgpreemptcheck.facts.clusters import Found, Postmaster
@@ -323,7 +324,7 @@ def test_everything_of_a_debian_server() -> None:
     assert plain(postmaster.started) == 1790000000
     assert (postmaster.root, postmaster.container, postmaster.fork) == (None, None, None)
     assert clusters.major(seen, seen, postmaster) == Known(15, f"{DATA}/PG_VERSION")
-    assert plain(clusters.starts_at_boot(seen, postmaster)) is True
+    assert plain(clusters.starts_at_boot(seen, seen, postmaster)) is True
 
 
 @pytest.mark.parametrize(
@@ -792,6 +793,62 @@ def test_a_debian_cluster() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("include 'more.conf'\n", "/srv/b"),
+        ("data_directory = '/srv/a'\ninclude_if_exists 'more.conf'\n", "/srv/b"),
+        ("include 'more.conf'\ndata_directory = '/srv/a'\n", "/srv/a"),
+        ("data_directory = '/srv/a'\ninclude_if_exists = 'none.conf'\n", "/srv/a"),
+        ("include_dir 'conf.d'\n", "/srv/c"),
+        ("data_directory = '/srv/a'\n#include 'more.conf'\n", "/srv/a"),
+        ("data_directory = '/srv/\\141'\n", "/srv/a"),
+        ("data_directory = '/srv/a'\nbad bad bad\n", "/srv/a"),
+    ],
+)
+def test_a_debian_cluster_s_data_directory_is_what_its_files_set_last(text: str, data: str) -> None:
+    files = {
+        f"{ETC}/postgresql.conf": text,
+        f"{ETC}/more.conf": "data_directory = '/srv/b'\n",
+        f"{ETC}/conf.d/x.conf": "data_directory = '/srv/c'\n",
+        **{f"/srv/{name}/PG_VERSION": "15\n" for name in "abc"},
+    }
+    assert [c.data_directory for c in clusters.find(host(files)).stopped] == [data]
+
+
+def test_what_a_user_may_have_written_is_read_with_that_user_s_rights() -> None:
+    """Each file of a Debian cluster may be a link to anything, made by the owner of its folder."""
+    usual = "/var/lib/postgresql/15/main"
+    everything = {
+        **debian(**{"start.conf": "auto\n", "pg_ctl.conf": ""}),
+        f"{usual}/PG_VERSION": "15\n",
+        "/d/PG_VERSION": "15\n",
+        "/d/postgresql.conf": "",
+    }
+
+    class Root(Host):
+        def _fetch(self, path: str, offset: int, length: int) -> bytes:
+            assert path.startswith(("/proc/", "/sys/")) or path.endswith("/PG_VERSION"), path
+            return super()._fetch(path, offset, length)
+
+    asked: list[int] = []
+
+    def as_owner(uid: int, running: Any) -> Host:
+        asked.append(uid)
+        return Host(everything, live=True)
+
+    for owners, uid in (
+        ({ETC: 106, "/d": 107}, 106),
+        ({ETC: 0, f"{ETC}/postgresql.conf": 106, "/d": 107}, 106),  # the folder is root's, the file is not
+        ({ETC: 0, usual: 106, "/d": 107}, 106),  # neither: the group of the data directory's owner may read it
+        ({ETC: 0, "/var": 0, "/d": 107}, 0),  # which stands for nobody
+    ):
+        asked.clear()
+        found = clusters.find(Root(everything, live=True, uid=0, owners=owners), ["/d"], as_owner)
+        assert {c.data_directory for c in found.stopped} == {"/srv/it's", "/d"}
+        assert set(asked) == {uid, 107}
+
+
+@pytest.mark.parametrize(
     ("word", "enabled", "expected"),
     [
         ("auto", ["postgresql.service"], True),
@@ -811,7 +868,7 @@ def test_whether_a_debian_cluster_starts_at_boot(word: str | None, enabled: list
     seen = host(files, {f"{WANTS}/{unit}": "" for unit in enabled})
     (cluster,) = clusters.find(seen).stopped
     assert plain(cluster.starts_at_boot) is expected
-    assert plain(clusters.starts_at_boot(seen, cluster)) is expected
+    assert plain(clusters.starts_at_boot(seen, seen, cluster)) is expected
 
 
 def test_debian_configuration_left_behind_is_no_cluster() -> None:
@@ -858,7 +915,7 @@ def test_pgdata_adds_a_data_directory_or_a_configuration_directory() -> None:
         "/d/postgresql.conf",
         "--pgdata",
     )
-    conf = {"/c/postgresql.conf": "data_directory = /d # x\n", "/d/PG_VERSION": "15\n"}
+    conf = {"/c/postgresql.conf": "data_directory = '/d' # x\n", "/d/PG_VERSION": "15\n"}
     (cluster,) = clusters.find(host(conf), ["/c"]).stopped
     assert (cluster.data_directory, plain(cluster.config_file)) == ("/d", "/c/postgresql.conf")
     (cluster,) = clusters.find(host(debian()), ["/srv/it's"]).stopped  # Debian's own configuration is used for it
@@ -933,6 +990,27 @@ def as_user(uid: int, work: Callable[[], Any]) -> Any:
 def need_root() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can look at another user's server, and become another user")
+
+
+def test_what_only_root_may_read_does_not_reach_the_report(tmp_path: Path) -> None:
+    need_root()
+    secret, data = tmp_path / "secret", tmp_path / "data"
+    secret.write_text("data_directory = '/srv/of-the-secret'\n")
+    secret.chmod(0o600)
+    data.mkdir()
+    (data / "PG_VERSION").write_text("15\n")
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (data / "postgresql.conf").symlink_to(secret)
+    os.chown(data, 65534, 65534)
+    options = run.Options(pgdata=(str(data),), no_sql=True)
+    assert "of-the-secret" not in run.facts(options)
+    (data / "postgresql.conf").unlink()
+    (data / "postgresql.conf").write_text("include 'more'\n")
+    (data / "more").symlink_to(secret)
+    assert "of-the-secret" not in run.facts(options)
+    secret.chmod(0o644)  # the same by a link that its owner may follow
+    assert "of-the-secret" in run.facts(options)
 
 
 @pytest.mark.slow

@@ -137,6 +137,45 @@ def test_exit_codes(facts: dict[str, Any], fail_on: str, code: int) -> None:
     assert exit_code(evaluation, fail_on) == code
 
 
+def two_clusters(tmp_path: Path) -> run.Options:
+    """The demo host with a second cluster beside the first."""
+    root = tmp_path / "host"
+    shutil.copytree(DEMO, root)
+    shutil.copytree(root / "proc/2417", root / "proc/2999")
+    shutil.copytree(root / "data/pgdata", root / "data/other")
+    for name in ("proc/2999/cmdline", "proc/2999/cwd.txt", "data/other/postmaster.pid"):
+        text = (root / name).read_text()
+        text = text.replace("/data/pgdata", "/data/other").replace("2417", "2999").replace("5432", "5433")
+        (root / name).write_text(text)
+    return run.Options(root=str(root))
+
+
+def test_a_cluster_that_we_fail_on_does_not_take_the_others_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pgpreemptcheck.facts import binary
+
+    options = two_clusters(tmp_path)
+    right = binary.freelist
+
+    def fails(host: Any, pid: int, major: Any) -> Any:
+        if pid == 2999:
+            raise RuntimeError("boom")
+        return right(host, pid, major)
+
+    monkeypatch.setattr(binary, "freelist", fails)
+    report = run.check(options, rules_dirs=(), fail_on="high")
+    assert [c.id for c in report.facts.clusters] == ["/data/pgdata"] and report.exit_code == 1
+    document = json.loads(run.render(report, "json", colour=False, unicode=True))
+    schema("report")(document)
+    assert [(e["kind"], e["cluster"]) for e in document["errors"]] == [("internal", "/data/other")]
+    assert "RuntimeError: boom" in document["errors"][0]["reason"]
+    assert "ERROR: /data/other could not be looked at" in run.render(report, "text", colour=False, unicode=True)
+    assert run.check(options, rules_dirs=(), fail_on="critical").exit_code == 70
+    assert run.check(options, rules_dirs=(), fail_on="never").exit_code == 0
+    assert json.loads(run.facts(options))["errors"]
+
+
 def test_a_host_without_postgresql_is_exit_0() -> None:
     from pgpreemptcheck.engine import evaluate, rules
 

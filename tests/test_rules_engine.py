@@ -162,8 +162,10 @@ def test_dormant_only_now_only_measured_and_never_raised() -> None:
 @pytest.mark.parametrize(
     ("changes", "horizon", "expected"),
     [
-        ({"cluster.running": False}, "now", "not-applicable"),
-        ({"cluster.running": False}, "crash_restart", "not-applicable"),
+        ({"cluster.running": False, "cluster.seen": True}, "now", "not-applicable"),
+        ({"cluster.running": False, "cluster.seen": True}, "crash_restart", "not-applicable"),
+        ({"cluster.running": False, "cluster.seen": NOT_READ}, "now", "undetermined"),
+        ({"cluster.running": False, "cluster.seen": NOT_READ}, "crash_restart", "undetermined"),
         ({"cluster.running": False}, "next_start", "exposed"),
         ({"cluster.start.outcome": "refuses"}, "now", "exposed"),
         ({"cluster.start.outcome": "refuses"}, "crash_restart", "not-applicable"),
@@ -176,7 +178,7 @@ def test_dormant_only_now_only_measured_and_never_raised() -> None:
 def test_no_server_no_verdict(changes: dict[str, Any], horizon: str, expected: str) -> None:
     got = verdict(changes, horizon)
     assert got.verdict == expected
-    assert bool(got.because) == (expected == "not-applicable")
+    assert bool(got.because) == (expected != "exposed")
 
 
 def test_links_tell_what_they_rest_on() -> None:

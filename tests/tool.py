@@ -223,6 +223,9 @@ def _expected_verdict(verdict: Json) -> str:
     """Return the three-valued conjunction: one broken link is enough, and nothing unknown counts as broken."""
     if verdict["verdict"] == "not-applicable":
         return "not-applicable"
+    if not verdict["links"]:  # whether anything runs is not known
+        assert verdict["settles"] in ("cluster.seen", "host.hidden_clusters"), verdict
+        return "undetermined"
     broken = [link["certainty"] for link in verdict["links"] if link["state"] == "broken"]
     assert {link["link"] for link in verdict["links"]} == {
         "freelist", "base_pages", "kernel_preemption", "parallelism"

@@ -297,6 +297,11 @@ def judge_scenario(
 ) -> Verdict:
     """Return the verdict of a chain: one broken link is enough, all must hold, else it is undetermined."""
     reason = _without_subject(facts, horizon)
+    unseen = facts.fact("cluster.seen")
+    if reason == _NOT_RUNNING and isinstance(unseen, Unknown):
+        return _out_of_sight(
+            scenario, cluster, horizon, "cluster.seen", f"whether it runs is not known: {unseen.reason}"
+        )
     if reason:
         return _not_applicable(scenario, cluster, horizon, reason)
     links = tuple(_link(link, facts, horizon, rules) for link in scenario.links)
@@ -390,10 +395,18 @@ def _without_cluster(scenario: Scenario, host: Environment, horizon: Horizon) ->
     hidden = host.fact("host.hidden_clusters")
     if isinstance(hidden, Known):
         return _not_applicable(scenario, None, horizon, _NO_CLUSTER)
-    name = "host.hidden_clusters"
-    verdict = _not_applicable(scenario, None, horizon, f"no PostgreSQL was seen, but one may be here: {hidden.reason}")
+    why = f"no PostgreSQL was seen, but one may be here: {hidden.reason}"
+    return _out_of_sight(scenario, None, horizon, "host.hidden_clusters", why)
+
+
+def _out_of_sight(scenario: Scenario, cluster: str | None, horizon: Horizon, fact: str, reason: str) -> Verdict:
+    """What runs, or whether anything does, cannot be seen: the verdict waits for that one fact."""
     return replace(
-        verdict, verdict="undetermined", severity=scenario.severity[0].level, settles=name, unknown_facts=(name,)
+        _not_applicable(scenario, cluster, horizon, reason),
+        verdict="undetermined",
+        severity=scenario.severity[0].level,
+        settles=fact,
+        unknown_facts=(fact,),
     )
 
 

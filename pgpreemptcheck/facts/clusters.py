@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,10 @@ _MAX_FD_LINKS = 20_000
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h, since 3.8
 
 
+AsOwner = Callable[[int, Sequence[Postmaster]], Host]
+"""Gives the files of this host with the rights of a user, of whose servers some run."""
+
+
 @record
 class Found:
     """The clusters of a host. `concealed` says that there may be one that cannot be seen, and why."""
@@ -30,19 +34,24 @@ class Found:
     concealed: Unknown | None
 
 
-def find(host: Host, pgdata: Sequence[str] = ()) -> Found:
+def find(host: Host, pgdata: Sequence[str] = (), as_owner: AsOwner | None = None) -> Found:
     """Return all clusters of a host: running ones from /proc, others where Debian, Red Hat and SUSE keep them.
 
-    `pgdata` names further data directories (or configuration directories).
+    `pgdata` names further data directories (or configuration directories). `as_owner` lets root read with a user's
+    rights what that user may have written; without it, it is read as is.
     """
     processes = Processes(host)
     running = _without_pretenders(host, _with_their_owners(host, processes, postmasters(host, processes)))
     found_by_socket, sockets = _match_sockets(host, processes, running)
     running += found_by_socket
     barrier = _barrier(host, processes)
+
+    def files(uid: int) -> Host:
+        return host if as_owner is None else as_owner(uid, running)
+
     stopped = [
         replace(cluster, unseen=_unseen(host, processes, barrier, cluster))
-        for cluster in stopped_clusters(host, pgdata, running)
+        for cluster in stopped_clusters(host, pgdata, running, files)
     ]
     concealed = _concealed(host, processes, running, stopped, sockets, barrier)
     return Found(tuple(sorted(running, key=lambda p: p.pid)), tuple(stopped), concealed)
@@ -116,8 +125,11 @@ def major(host: Host, files: Host, postmaster: Postmaster) -> Fact[int]:
 _VERSION_IN_PATH = r"/(?:postgresql|postgres|pgsql|pg|as)[-/]?(\d{1,2})(?:\.\d+)*/(?:.*/)?[^/]*\Z"
 
 
-def starts_at_boot(host: Host, cluster: Postmaster | StoppedCluster) -> Fact[bool]:
-    """Return whether the cluster is started when the host boots: by start.conf or by the enablement of its unit."""
+def starts_at_boot(host: Host, files: Host, cluster: Postmaster | StoppedCluster) -> Fact[bool]:
+    """Return whether the cluster is started when the host boots: by start.conf or by the enablement of its unit.
+
+    `files` reads files with the rights of its owner.
+    """
     if isinstance(cluster, StoppedCluster):
         return cluster.starts_at_boot
     if cluster.container is not None:
@@ -125,7 +137,7 @@ def starts_at_boot(host: Host, cluster: Postmaster | StoppedCluster) -> Fact[boo
     config = cluster.config_file.value if isinstance(cluster.config_file, Known) else ""
     parts = config.split("/")
     if parts[:3] == ["", "etc", "postgresql"] and len(parts) == 6:
-        return debian_start(host, config.rpartition("/")[0], f"postgresql@{parts[3]}-{parts[4]}.service")
+        return debian_start(host, files, config.rpartition("/")[0], f"postgresql@{parts[3]}-{parts[4]}.service")
     cgroup = host.read(f"/proc/{cluster.pid}/cgroup")
     unit = service_unit(cgroup.value) if isinstance(cgroup, Known) else None
     if unit is None or unit.startswith("user@"):

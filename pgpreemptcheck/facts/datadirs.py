@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from pgpreemptcheck.facts import conffile
 from pgpreemptcheck.facts.postmasters import Postmaster, clean_path
 from pgpreemptcheck.host import Host, resolve_inside
 from pgpreemptcheck.values import Fact, Known, Unknown, record
+
+Files = Callable[[int], Host]
+"""Gives the files of a host with the rights of a user: of whoever could have made a link of one of them."""
 
 
 @record
@@ -25,8 +29,13 @@ class StoppedCluster:
     """Why it may run all the same, out of sight; None where it does not run."""
 
 
-def stopped_clusters(host: Host, pgdata: Sequence[str], running: Sequence[Postmaster]) -> list[StoppedCluster]:
-    """Return the clusters of the usual places and of --pgdata that are none of the running ones."""
+def stopped_clusters(
+    host: Host, pgdata: Sequence[str], running: Sequence[Postmaster], files: Files
+) -> list[StoppedCluster]:
+    """Return the clusters of the usual places and of --pgdata that are none of the running ones.
+
+    `host` only says what is there and whose it is; what another user may have written is read through `files`.
+    """
     taken: dict[str, set[int | None]] = {}  # real path of a data directory or configuration file: who runs from it
 
     def take(paths: Iterable[str], uid: Fact[int]) -> None:
@@ -40,7 +49,7 @@ def stopped_clusters(host: Host, pgdata: Sequence[str], running: Sequence[Postma
     found: list[StoppedCluster] = []
     known: set[str] = set()
     # those first that say of themselves what is so: another user's configuration may name any data directory
-    for cluster in sorted(_everywhere(host, pgdata), key=lambda c: isinstance(c.uid, Unknown)):
+    for cluster in sorted(_everywhere(host, pgdata, files), key=lambda c: isinstance(c.uid, Unknown)):
         names = {real_path(host, cluster.data_directory)}
         if isinstance(cluster.config_file, Known):
             names.add(real_path(host, cluster.config_file.value))
@@ -84,10 +93,10 @@ def _is_absent(fact: Fact[object]) -> bool:
     return isinstance(fact, Unknown) and fact.kind == "absent"
 
 
-def _everywhere(host: Host, pgdata: Sequence[str]) -> Iterable[StoppedCluster]:
+def _everywhere(host: Host, pgdata: Sequence[str], files: Files) -> Iterable[StoppedCluster]:
     for directory in pgdata:
-        yield _given(host, directory)
-    yield from _debian(host)
+        yield _given(host, directory, files)
+    yield from _debian(host, files)
     yield from _red_hat(host)
 
 
@@ -128,33 +137,47 @@ def _owner(host: Host, directory: str, config_file: str | None = None) -> Fact[i
     return Known(status.value.uid, f"owner of {directory}")
 
 
-def _named_data_directory(host: Host, config_file: str) -> str | None:
-    """Return the data_directory that a configuration file sets: the last one in the file counts."""
-    text = host.read(config_file)
-    if isinstance(text, Unknown):
-        return None
-    path = ""
-    for line in text.value.split("\n"):
-        line = line.strip()
-        rest = line[14:].lstrip(" \t=") if line[:14].lower() == "data_directory" else ""
-        if rest.startswith("'"):
-            path = rest[1:].replace("''", "\0").partition("'")[0].replace("\0", "'")
-        elif rest:
-            path = rest.partition("#")[0].strip()
-    return clean_path(path) if path.startswith("/") else None
+def _as_owner(host: Host, files: Files, *paths: str) -> Host:
+    """Return the files with the rights of the first owner of these that is not root, else of nobody.
+
+    Root itself must not read them: their owners could have put links there to what only root may read.
+    """
+    for path in paths:
+        status = host.status(path)
+        if isinstance(status, Known) and status.value.uid != 0:
+            return files(status.value.uid)
+    return files(0)
 
 
-def _given(host: Host, directory: str) -> StoppedCluster:
+def _named_data_directory(files: Host, config_file: str, major: int) -> str | None:
+    """Return the data_directory that a configuration file and its includes set: the last one counts."""
+    reading = conffile.Reading()
+    conffile.read(files, config_file, major, reading)
+    named = [entry.value for entry in reading.entries if entry.name.lower() == "data_directory"]
+    path = named[-1] if named else None
+    return clean_path(path) if path is not None and path.startswith("/") else None
+
+
+def _major(number: str) -> int:
+    return int(number.partition(".")[0])
+
+
+_ANY_MAJOR = 15  # where the version is not known: majors tell apart only some paths with `..` in them
+
+
+def _given(host: Host, directory: str, files: Files) -> StoppedCluster:
     """Return the cluster that --pgdata names, by its data directory or by its configuration directory."""
     directory = clean_path(os.path.abspath(directory) if host.live else directory)
     config_file = os.path.join(directory, "postgresql.conf")
     data = directory
     if _exists(host, config_file):
-        data = _named_data_directory(host, config_file) or directory
+        data = (
+            _named_data_directory(_as_owner(host, files, directory, config_file), config_file, _ANY_MAJOR) or directory
+        )
         config: Fact[str] = Known(config_file, GIVEN)
     else:
         for number, name in _debian_clusters(host):
-            cluster = _debian_cluster(host, number, name)
+            cluster = _debian_cluster(host, files, number, name)
             if cluster is not None and real_path(host, cluster.data_directory) == real_path(host, directory):
                 return cluster
         gap = host.status(config_file)
@@ -172,32 +195,41 @@ def _debian_clusters(host: Host) -> Iterable[tuple[str, str]]:
             yield from ((number, name) for name in (names.value if isinstance(names, Known) else ()))
 
 
-def _debian(host: Host) -> Iterable[StoppedCluster]:
+def _debian(host: Host, files: Files) -> Iterable[StoppedCluster]:
     for number, name in _debian_clusters(host):
-        cluster = _debian_cluster(host, number, name)
+        cluster = _debian_cluster(host, files, number, name)
         if cluster is not None:
             yield cluster
 
 
-def _debian_cluster(host: Host, number: str, name: str) -> StoppedCluster | None:
+def _debian_cluster(host: Host, files: Files, number: str, name: str) -> StoppedCluster | None:
     folder = f"/etc/postgresql/{number}/{name}"
     config_file = f"{folder}/postgresql.conf"
     if not _exists(host, config_file):
         return None
-    data = _named_data_directory(host, config_file) or f"/var/lib/postgresql/{number}/{name}"
+    usual = f"/var/lib/postgresql/{number}/{name}"
+    owned = _as_owner(host, files, folder, config_file, usual)
+    data = _named_data_directory(owned, config_file, _major(number)) or usual
     status = host.status(data)
     if isinstance(status, Unknown) and status.kind == "absent" and host.live:
         return None  # configuration left behind by a removed cluster
-    argv = ("postgres", "-D", data, "-c", f"config_file={config_file}", *_pg_ctl_options(host, f"{folder}/pg_ctl.conf"))
-    starts = debian_start(host, folder, f"postgresql@{number}-{name}.service")
+    argv = (
+        "postgres",
+        "-D",
+        data,
+        "-c",
+        f"config_file={config_file}",
+        *_pg_ctl_options(owned, f"{folder}/pg_ctl.conf"),
+    )
+    starts = debian_start(host, owned, folder, f"postgresql@{number}-{name}.service")
     return StoppedCluster(
         data, Known(config_file, folder), argv, _owner(host, data, config_file), "/etc/postgresql", starts
     )
 
 
-def _pg_ctl_options(host: Host, path: str) -> tuple[str, ...]:
+def _pg_ctl_options(files: Host, path: str) -> tuple[str, ...]:
     """Return the server options that pg_ctl.conf adds: the -o parts of pg_ctl_options (pg_createcluster(1))."""
-    text = host.read(path)
+    text = files.read(path)
     line = (
         re.search(r"^[ \t]*pg_ctl_options[ \t]*=[ \t]*(['\"]?)(.*)\1[ \t]*$", text.value, re.M)
         if isinstance(text, Known)
@@ -236,10 +268,10 @@ def enabled(host: Host, *units: str) -> Fact[bool]:
     return Known(False, f"{_WANTS} (no {' or '.join(units)})", "inferred")
 
 
-def debian_start(host: Host, folder: str, unit: str) -> Fact[bool]:
+def debian_start(host: Host, files: Host, folder: str, unit: str) -> Fact[bool]:
     """Return whether a Debian cluster starts at boot: start.conf (auto, manual, disabled) and the units."""
     path = f"{folder}/start.conf"
-    text = host.read(path)
+    text = files.read(path)
     if isinstance(text, Unknown) and text.kind != "absent":
         return text
     lines = (line.partition("#")[0].strip() for line in (text.value.split("\n") if isinstance(text, Known) else ()))

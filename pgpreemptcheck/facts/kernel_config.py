@@ -213,16 +213,19 @@ def _unpacked(data: bytes) -> bytes | None:
 
 def parse(data: bytes, source: str) -> Config:
     """Return the options of interest of a configuration file; the last line of an option counts, as in kconfig."""
-    names = "|".join(sorted(_NAMES, key=len, reverse=True)).encode()
-    # The literal start makes this quick over 10,000 lines of other options; what stands before it is looked at after.
-    option = re.compile(rb"CONFIG_(" + names + rb")(?:=([^\s]+)| is not set)[ \t\r]*(?=\n|\Z)")
     options: dict[str, str] = {}
-    for match in option.finditer(data):
-        before = data[max(0, match.start() - 8) : match.start()].rpartition(b"\n")[2]
-        commented = match[2] is None
-        if before.strip(b"# \t") or (b"#" in before) != commented:
-            continue
-        options[match[1].decode()] = "n" if commented else match[2].decode("ascii", "replace")
+    for name in _NAMES:
+        option = f"CONFIG_{name}".encode()
+        at = data.find(option)
+        while at >= 0:
+            end = data.find(b"\n", at)
+            before = data[data.rfind(b"\n", 0, at) + 1 : at].strip(b" \t")
+            after = data[at + len(option) : end if end >= 0 else len(data)].rstrip(b" \t\r")
+            if after.startswith(b"=") and not before and len(after.split()) == 1 and len(after) > 1:
+                options[name] = after[1:].decode("ascii", "replace")
+            elif after == b" is not set" and before and not before.strip(b"# \t"):
+                options[name] = "n"
+            at = data.find(option, at + len(option))
     head = data[:4096]
     header = re.search(rb"^#+[ \t]*Linux/(\S+)[ \t]+(\S+)[ \t]+Kernel Configuration", head, re.M)
     release = header[2] if header else None

@@ -50,13 +50,18 @@ def reaches(severity: str, fail_on: str) -> bool:
     return fail_on != "never" and SEVERITIES.index(severity) <= SEVERITIES.index(fail_on)
 
 
-def exit_code(evaluation: Evaluation, fail_on: str) -> int:
-    """Return 1 for a finding at or above `fail_on`, 3 if none but something there is unknown, else 0."""
+def exit_code(evaluation: Evaluation, fail_on: str, *, failed: bool = False) -> int:
+    """Return 1 for a finding at or above `fail_on`, 3 if none but something there is unknown, else 0.
+
+    `failed`: a cluster could not be looked at by a fault of ours, so that 70 takes the place of 0 and 3.
+    """
     findings, verdicts = evaluation.findings, evaluation.verdicts
     if any(f.status == "fail" and reaches(f.severity, fail_on) for f in findings):
         return 1
     if any(v.verdict in EXPOSED and reaches(v.severity, fail_on) for v in verdicts):
         return 1
+    if failed and fail_on != "never":
+        return 70
     if any(f.status in ("unknown", "error") and reaches(f.severity, fail_on) for f in findings):
         return 3
     if any(v.verdict == "undetermined" and reaches(v.severity, fail_on) for v in verdicts):
@@ -82,6 +87,8 @@ def open_questions(
         if finding.status == "unknown":
             add(finding.rule, finding.severity, finding.cluster, finding.horizon, finding.unknown_facts)
     for verdict in verdicts:
+        if verdict.verdict == "undetermined" and not verdict.links:
+            add(verdict.scenario, verdict.severity, verdict.cluster, verdict.horizon, verdict.unknown_facts)
         for link in verdict.links:
             if link.state == "unknown" and verdict.verdict == "undetermined":
                 add(verdict.scenario, verdict.severity, verdict.cluster, verdict.horizon, link.facts)

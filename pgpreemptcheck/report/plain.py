@@ -98,5 +98,5 @@ def facts_document(facts: Facts, views: Mapping[Horizon, View]) -> dict[str, Any
         "schema": "pgpreemptcheck.facts/1",
         "host": host,
         "clusters": [cluster_tree(c, {h: by_id[h][c.id] for h in views}) for c in facts.clusters],
-        "errors": [],
+        "errors": [{"kind": "internal", **bare(error)} for error in facts.errors],
     }

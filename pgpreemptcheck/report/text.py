@@ -136,6 +136,12 @@ def _answer(report: Report, style: Style) -> list[str]:
     clusters = report.views["now"].clusters
     verdicts = report.evaluation.verdicts
     hidden = report.facts.hidden
+    lines: list[str] = []
+    for failure in report.facts.errors:
+        text = f"ERROR: {failure.cluster} could not be looked at, by a fault of this program: {failure.reason}."
+        lines += style.wrap(f"{text} Please report it.", kind="critical")
+    if not clusters and lines:
+        return lines
     if not clusters:
         if hidden is not None:
             text = f"UNKNOWN: no PostgreSQL was seen, but one may be here: {hidden.reason}."
@@ -147,7 +153,6 @@ def _answer(report: Report, style: Style) -> list[str]:
             ),
             "To see a full report on a bundled example: pgpreemptcheck demo",
         ]
-    lines: list[str] = []
     if hidden is not None:
         lines += style.wrap(f"INCOMPLETE: a PostgreSQL may run here that cannot be seen: {hidden.reason}.", kind="bold")
     worst = _worst(verdicts)
@@ -205,6 +210,8 @@ def _where(worst: Verdict, verdicts: Sequence[Verdict]) -> str:
 
 def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str]:
     state = f"running, pid {shown(cluster.pid)}" if cluster.running else "not running"
+    if isinstance(cluster.seen, Unknown):
+        state = "running or not: not known"
     port = f", port {shown(cluster.port)}" if isinstance(cluster.port, Known) else ""
     yield style.paint(f"Cluster {printable(cluster.id)}", "bold")
     yield from style.wrap(f"PostgreSQL {shown(cluster.version)}{port}, {state}, owner {shown(cluster.owner)}", "  ")
@@ -228,7 +235,7 @@ def _links(verdicts: Sequence[Verdict]) -> Sequence[LinkState]:
 def _memory_line(cluster: ClusterView) -> str:
     settings, segment = cluster.settings, cluster.segment
     if settings is None or segment is None:
-        return "no shared memory: it does not run"
+        return "no shared memory was seen" if isinstance(cluster.seen, Unknown) else "no shared memory: it does not run"
     backing = shown(segment.backing)
     page = f" of {_size(segment.page_bytes)}" if isinstance(segment.page_bytes, Known) else ""
     pages = {"huge": f"huge pages{page}", "base": f"base pages{page}", "sysv": f"System V memory, base pages{page}"}
@@ -430,6 +437,8 @@ def _why_exit(report: Report) -> str:
         return "--fail-on never"
     if report.exit_code == 0:
         return f"nothing at or above {level}"
+    if report.exit_code == 70:
+        return "a cluster could not be looked at"
     status, verdicts = ("fail", EXPOSED) if report.exit_code == 1 else ("unknown", ("undetermined",))
     names = [v.scenario for v in report.evaluation.verdicts if v.verdict in verdicts and reaches(v.severity, level)]
     names += [f.rule for f in report.evaluation.findings if f.status == status and reaches(f.severity, level)]

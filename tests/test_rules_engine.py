@@ -282,7 +282,8 @@ def test_without_clusters_nothing_applies() -> None:
 
 
 def test_each_cluster_has_its_own_answer() -> None:
-    got = evaluated(HOST, CLUSTER, {**CLUSTER, "cluster.freelist": False}, {"cluster.running": False})
+    stopped = {"cluster.running": False, "cluster.seen": True}
+    got = evaluated(HOST, CLUSTER, {**CLUSTER, "cluster.freelist": False}, stopped)
     now = [(v.cluster, v.verdict) for v in got.verdicts if v.horizon == "now"]
     assert now == [("c1", "exposed"), ("c2", "not-exposed"), ("c3", "not-applicable")]
     later = [(v.cluster, v.verdict) for v in got.verdicts if v.horizon == "next_start"]

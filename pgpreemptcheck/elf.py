@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-_PAGE = 4096
-_MAX_PAGES = 512  # 2 MB: a look-up of three names in a real server takes about ten
+_PAGE = 32768
+_MAX_PAGES = 64  # 2 MB: a look-up of three names in a real server takes about six
 _MAX_STEPS = 4096  # of one hash chain; real ones are a few entries long
 _MAX_HEADERS = 512
 _MAX_NAME = 256

@@ -44,7 +44,7 @@ class Document:
     line: int
 
 
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,29})(\.[0-9]{1,30})?", re.ASCII)
+_NUMBER = r"-?(?:0|[1-9][0-9]{0,29})(\.[0-9]{1,30})?"
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
@@ -143,7 +143,7 @@ def _scalar(text: str) -> Any:
         return _WORDS[text]
     if text[0] not in "-0123456789":
         return text
-    number = _NUMBER.fullmatch(text)
+    number = re.fullmatch(_NUMBER, text, re.ASCII)
     if number is None:
         return text
     return float(text) if number[1] else int(text)

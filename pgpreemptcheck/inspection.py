@@ -6,6 +6,7 @@ while the host's own facts are read and the rules are loaded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -15,6 +16,7 @@ from pgpreemptcheck.errors import UserError, describe
 from pgpreemptcheck.facts import binary, clusters, control, cpus, segment, server, settings, system
 from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
 from pgpreemptcheck.facts.clusters import Found, Postmaster, StoppedCluster
+from pgpreemptcheck.facts.conffile import Rights
 from pgpreemptcheck.facts.control import Control
 from pgpreemptcheck.facts.cpus import CpuShare
 from pgpreemptcheck.facts.segment import Segment
@@ -124,7 +126,13 @@ class _Reader:
         major = clusters.major(host, files, postmaster)
         if postmaster.options is None:
             on_disk = _read_files(
-                files, postmaster.data_directory, postmaster.config_file, major, postmaster.argv, postmaster.fork
+                files,
+                postmaster.data_directory,
+                postmaster.config_file,
+                major,
+                postmaster.argv,
+                postmaster.fork,
+                _rights(host, postmaster.uid, running=True),
             )
         else:
             on_disk = settings.unread(postmaster.options)  # the files alone do not say what a start takes
@@ -220,7 +228,9 @@ class _Reader:
         major: Fact[int] = (
             Known(int(version.value.partition(".")[0]), version.source) if isinstance(version, Known) else version
         )
-        on_disk = _read_files(files, Known(directory, cluster.where), cluster.config_file, major, cluster.argv, None)
+        rights = _rights(self._host, cluster.uid, running=False)
+        where = Known(directory, cluster.where)
+        on_disk = _read_files(files, where, cluster.config_file, major, cluster.argv, None, rights)
         why = Unknown("the cluster does not run, so no program of it can be looked at")
         found = ClusterFacts(
             id=directory,
@@ -263,6 +273,7 @@ def _read_files(
     major: Fact[int],
     argv: Sequence[str],
     fork: str | None,
+    rights: Rights,
 ) -> FileSettings:
     if isinstance(directory, Unknown):
         return settings.unread(directory)
@@ -273,7 +284,18 @@ def _read_files(
         major=_known(major),
         argv=argv,
         fork=fork,
+        rights=rights,
     )
+
+
+def _rights(host: Host, uid: Fact[int], *, running: bool) -> Rights:
+    """Return with whose rights a cluster's files are read: root takes on those of its server (owner.py)."""
+    if not host.live or isinstance(uid, Unknown) or uid.value == 0:
+        return "other"
+    me = os.geteuid()
+    if me == 0 and running:
+        return "server"
+    return "owner" if me in (0, uid.value) else "other"
 
 
 def _version(files: Host, directory: str | None, major: Fact[int]) -> Fact[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from pgpreemptcheck.captured import DirectoryHost
 from pgpreemptcheck.facts import conffile
-from pgpreemptcheck.host import FileStatus, Host
+from pgpreemptcheck.host import FileStatus, Host, gap
 from pgpreemptcheck.values import Fact, Known, Unknown
 
 
@@ -185,6 +185,9 @@ class Forbidden(DirectoryHost):
             return FileStatus(False, 0, 0o600, 1, 0.0)
         return super()._status(path)
 
+    def _gap(self, path: str, error: OSError) -> Unknown:
+        return gap(path, error, 1000)
+
 
 def test_a_file_that_only_the_owner_may_read_is_a_gap(tmp_path: object) -> None:
     read(tmp_path, b"a = 1\ninclude 'secret'\nb = 2\n")
@@ -193,6 +196,20 @@ def test_a_file_that_only_the_owner_may_read_is_a_gap(tmp_path: object) -> None:
     assert pairs(reading) == [("a", "1"), ("b", "2")]
     assert not reading.complaints
     assert [at for at, gap in reading.gaps] == [1]
+
+
+@pytest.mark.parametrize("rights", ["server", "owner"])
+@pytest.mark.parametrize(("line", "complaint"), [("include", True), ("include_if_exists", False)])
+def test_what_the_server_may_not_read_either_is_its_own_complaint(
+    tmp_path: object, rights: conffile.Rights, line: str, complaint: bool
+) -> None:
+    """See test_settings_server.py, where real servers do so."""
+    read(tmp_path, f"a = 1\n{line} 'secret'\nb = 2\n".encode())
+    reading = conffile.Reading()
+    conffile.read(Forbidden(str(tmp_path)), "/c/postgresql.conf", 15, reading, rights=rights)
+    assert not reading.gaps
+    message = 'could not open configuration file "/c/secret": Permission denied'
+    assert reading.complaints == ([conffile.Complaint(message, "/c/postgresql.conf", 2)] if complaint else [])
 
 
 def test_files_that_include_each_other_end(tmp_path: object) -> None:

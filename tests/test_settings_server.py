@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
+from pgpreemptcheck import owner
 from pgpreemptcheck.facts import catalogue, settings
 from pgpreemptcheck.host import LiveHost
-from pgpreemptcheck.values import Known
+from pgpreemptcheck.values import Known, Unknown
+from tests import tool
 from tests.servers import Server, ServerRefusedError, give, private_directory, require
 
 EXAMPLES = int(os.environ.get("PGPREEMPTCHECK_EXAMPLES", "150"))
@@ -520,3 +522,90 @@ def test_what_initdb_writes_is_taken(key: str, options: tuple[str, ...]) -> None
         server.initdb(f"{base}/data", "--no-sync", *options)
         found = settings.read(LiveHost(), data_directory=f"{base}/data", config_file=None, major=server.major)
         assert found.accepted == Known(True, f"{base}/data/postgresql.conf")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that a server may not read")
+@pytest.mark.parametrize("major", range(catalogue.FIRST, catalogue.LAST + 1))
+@pytest.mark.parametrize(
+    ("main", "closed"),
+    [
+        ("port = 7\ninclude 'a.conf'\n", "a.conf"),
+        ("port = 7\ninclude_if_exists 'a.conf'\n", "a.conf"),
+        ("port = 7\ninclude_dir 'd'\n", "d"),
+        ("port = 7\ninclude_dir 'd'\n", "d/1.conf"),
+        ("port = 7\ninclude 'd/1.conf'\n", "d"),
+        ("port = 7\ninclude_if_exists 'd/1.conf'\n", "d"),
+        ("port = 7\n", "postgresql.conf"),
+        ("port = 7\n", "postgresql.auto.conf"),
+        ("port = 7\ninclude_dir 'd'\n", "d searchable by nobody"),
+        ("port = 7\ninclude_dir 'links'\n", "d"),
+    ],
+)
+def test_what_the_server_may_not_read(major: int, main: str, closed: str) -> None:
+    """Read with its rights: refused, or passed over, as the server itself does; with other rights it is unknown."""
+    from tests.servers import server_user
+
+    server = require(major)
+    with private_directory() as base:
+        data = f"{base}/data"
+        os.makedirs(f"{data}/d", 0o700)
+        os.mkdir(f"{data}/links")
+        os.symlink("../d/1.conf", f"{data}/links/1.conf")
+        texts = {"PG_VERSION": f"{major}\n", "postgresql.conf": main, "postgresql.auto.conf": "work_mem = 1MB\n"}
+        for name, text in {**texts, "a.conf": "port = 8\n", "d/1.conf": "port = 9\n"}.items():
+            with open(f"{data}/{name}", "w") as file:
+                file.write(text)
+        give(data)
+        path = f"{data}/{closed.split()[0]}"
+        os.chown(path, 0, 0)
+        os.chmod(path, 0o744 if "searchable" in closed else 0o700)
+        done = server.run_postgres_C(data, "port")
+        child = owner.start(server_user().pw_uid)
+        try:
+            for rights in ("server", "owner"):
+                found = settings.read(child.host(), data_directory=data, config_file=None, major=major, rights=rights)
+                if "links" in main and rights == "owner":  # what keeps it out is not above it
+                    assert isinstance(found.accepted, Unknown)
+                    continue
+                assert [error.reason for error in found.errors] == said_by(done.stderr)
+                if done.returncode == 0:
+                    assert found.accepted == Known(True, f"{data}/postgresql.conf")
+                    assert str(found.settings.port.value) == done.stdout.decode().strip()  # type: ignore[union-attr]
+                else:
+                    assert isinstance(found.accepted, Known) and found.accepted.value is False
+                    assert isinstance(found.settings.shared_buffers, Unknown)  # it may be in what is closed
+            found = settings.read(child.host(), data_directory=data, config_file=None, major=major)
+            assert isinstance(found.accepted, Unknown) and found.accepted.kind == "permission"
+            os.chmod(path, 0o774 if "searchable" in closed else 0o770)  # a server with a further group might read it
+            found = settings.read(child.host(), data_directory=data, config_file=None, major=major, rights="owner")
+            assert isinstance(found.accepted, Unknown) and found.accepted.kind == "permission"
+        finally:
+            child.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that a server may not read")
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_check_says_that_a_closed_include_stops_the_next_start(runs: bool) -> None:
+    server = require(15)
+    with private_directory() as base:
+        data = f"{base}/data"
+        server.initdb(data)
+        running = server.start(data) if runs else None
+        try:
+            with open(f"{data}/closed.conf", "w"):
+                pass
+            os.chmod(f"{data}/closed.conf", 0o600)
+            with open(f"{data}/postgresql.conf", "w") as file:
+                file.write("include 'closed.conf'\n")
+            found = tool.check("--no-sql", "--pgdata", data).cluster(data)["next_start"]
+        finally:
+            if running is not None:
+                running.stop()
+        assert tool.value(found["outcome"]) == "refuses"
+        assert found["error"]["line"] == 1
+        reason = f'could not open configuration file "{data}/closed.conf": Permission denied'
+        assert found["error"]["reason"] == reason
+        with pytest.raises(ServerRefusedError, match=re.escape(reason)):
+            server.start(data)

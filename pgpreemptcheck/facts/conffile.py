@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Known, Unknown
+
+Rights = Literal["server", "owner", "other"]
+"""With whose rights files are read: exactly the server's; its user's, but perhaps not with all its groups; others."""
 
 MAX_DEPTH = 10
 """CONF_FILE_MAX_DEPTH: an include nested deeper is refused."""
@@ -88,16 +91,20 @@ class Reading:
             self.failed.append((len(self.entries), message))
 
 
-def read(host: Host, path: str, major: int, reading: Reading, *, strict: bool = True) -> None:
-    """Add what the file at `path` (absolute, as on the host) and its includes say to `reading`."""
-    _Reader(host, major, reading).file(path, None, None, 0, strict)
+def read(host: Host, path: str, major: int, reading: Reading, *, strict: bool = True, rights: Rights = "other") -> None:
+    """Add what the file at `path` (absolute, as on the host) and its includes say to `reading`.
+
+    `rights`: what `host` reads with. What the server, too, may not read is a complaint of its, not a gap of ours.
+    """
+    _Reader(host, major, reading, rights).file(path, None, None, 0, strict)
 
 
 class _Reader:
-    def __init__(self, host: Host, major: int, reading: Reading) -> None:
+    def __init__(self, host: Host, major: int, reading: Reading, rights: Rights) -> None:
         self.host = host
         self.major = major
         self.reading = reading
+        self.rights = rights
         self.bytes = 0
 
     def file(self, name: str, parent: str | None, line: int | None, depth: int, strict: bool) -> bool:
@@ -129,9 +136,10 @@ class _Reader:
         return self.lines(data.value, path, depth)
 
     def unreadable(self, path: str, gap: Unknown, parent: str | None, line: int | None, strict: bool) -> bool:
-        if gap.kind == "absent":
+        denied = self.denied(path, gap)
+        if gap.kind == "absent" or denied:
             if strict:
-                why = _why_absent(self.host, path)
+                why = _DENIED if denied else _why_absent(self.host, path)
                 self.reading.complain(f'could not open configuration file "{path}": {why}', parent, line)
             return not strict
         status = self.host.status(path)
@@ -140,6 +148,22 @@ class _Reader:
             return False
         self.reading.gaps.append((len(self.reading.entries), gap))
         return True
+
+    def denied(self, path: str, gap: Unknown) -> bool:
+        """Return whether the server itself may not read what we may not."""
+        if gap.kind != "permission" or self.rights == "other":
+            return False
+        if self.rights == "server":
+            return True
+        # What the server's group, or an access list, may allow shows in the bits of the group.
+        allows = 0o040
+        while True:  # the first above that can be looked at is the one that keeps us out, unless links lead elsewhere
+            status = self.host.status(path)
+            if isinstance(status, Known):
+                return not status.value.mode & allows
+            if path == "/":
+                return False
+            path, allows = path.rpartition("/")[0] or "/", 0o010
 
     def directory(self, name: str, parent: str, line: int, depth: int) -> bool:
         """ParseConfigDirectory: its `*.conf` files in the order of their bytes, up to the first that fails."""
@@ -150,8 +174,9 @@ class _Reader:
         path = self.locate(name, parent)
         names = self.host.list(path)
         if isinstance(names, Unknown):
-            if names.kind == "absent":
-                why = _why_absent(self.host, path)
+            denied = self.denied(path, names)
+            if names.kind == "absent" or denied:
+                why = _DENIED if denied else _why_absent(self.host, path)
                 reading.complain(f'could not open configuration directory "{path}": {why}', parent, line)
                 return False
             reading.gaps.append((len(reading.entries), names))
@@ -167,7 +192,13 @@ class _Reader:
                 if status.kind == "absent":  # a link that leads nowhere
                     reading.complain(f'could not stat file "{inside}": No such file or directory', parent, line)
                     return False
-                reading.gaps.append((len(reading.entries), status))
+                if not self.denied(inside, status):
+                    reading.gaps.append((len(reading.entries), status))
+                elif self.major <= 15 or isinstance(self.host.link(inside), Known):
+                    reading.complain(f'could not stat file "{inside}": {_DENIED}', parent, line)
+                    return False
+                else:  # it knows a file from a folder without looking at it, and fails to open it
+                    found.append(inside.encode("utf-8", "surrogateescape"))
             elif not status.value.is_directory:
                 found.append(inside.encode("utf-8", "surrogateescape"))
         return all(
@@ -231,6 +262,7 @@ class _Reader:
         return content
 
 
+_DENIED = "Permission denied"
 _INCLUDES = ("include", "include_if_exists", "include_dir")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from pgpreemptcheck.facts import catalogue, conffile, control, setting_strings
 from pgpreemptcheck.facts.catalogue import Catalogue, Setting
-from pgpreemptcheck.facts.conffile import Entry
+from pgpreemptcheck.facts.conffile import Entry, Rights
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
@@ -394,13 +394,15 @@ def read(
     argv: Sequence[str] = (),
     fork: str | None = None,
     environment: Mapping[str, str] | None = None,
+    rights: Rights = "other",
 ) -> FileSettings:
     """Return what the next start would take from the files in `data_directory` (or `config_file`) and from `argv`.
 
     `argv` is a postmaster's command line, its program first; of `environment` only PGPORT counts. `fork` is the name
-    of a PostgreSQL fork, if one was seen: its names and values may differ, so they are never refused here.
+    of a PostgreSQL fork, if one was seen: its names and values may differ, so they are never refused here. `rights` is
+    whose rights `host` reads with: what the server may not read either is refused, or passed over, as it would do.
     """
-    return _Start(host, data_directory, config_file, major, argv, fork, environment or {}).outcome()
+    return _Start(host, data_directory, config_file, major, argv, fork, environment or {}, rights).outcome()
 
 
 def lines(host: Host, *, data_directory: str, config_file: str | None, major: int | None) -> tuple[Entry, ...]:
@@ -420,8 +422,10 @@ class _Start:
         argv: Sequence[str],
         fork: str | None,
         environment: Mapping[str, str],
+        rights: Rights = "other",
     ) -> None:
         self.host = host
+        self.rights = rights
         self.major = major
         self.fork = fork
         self.environment = environment
@@ -464,11 +468,13 @@ class _Start:
 
     def files(self, data_directory: str) -> None:
         reading, major = self.reading, self.known.major
-        conffile.read(self.host, self.main, major, reading)
+        conffile.read(self.host, self.main, major, reading, rights=self.rights)
         if not reading.files and not reading.gaps and reading.complaints[:1] and reading.complaints[0].file is None:
             why = reading.complaints[0].message.rpartition(": ")[2]
             reading.complaints.clear()
-            if self.host.live:
+            if isinstance(self.host.status(self.main), Known):
+                reading.complain(f'could not open configuration file "{self.main}": {why}', None, None)
+            elif self.host.live:
                 reading.complain(f'could not access the server configuration file "{self.main}": {why}', None, None)
             else:
                 reading.failed.append((0, f"{self.main} is not there"))
@@ -486,7 +492,8 @@ class _Start:
             reading.gaps.append((len(reading.entries), gap))
             return
         self.directory = directory
-        conffile.read(self.host, os.path.join(directory, "postgresql.auto.conf"), major, reading, strict=False)
+        auto = os.path.join(directory, "postgresql.auto.conf")
+        conffile.read(self.host, auto, major, reading, strict=False, rights=self.rights)
 
     def judge_files(self) -> None:
         reading = self.reading

@@ -7,13 +7,13 @@ while the host's own facts are read and the rules are loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from pgpreemptcheck.access import Access
 from pgpreemptcheck.errors import UserError, describe
-from pgpreemptcheck.facts import binary, clusters, control, cpus, segment, server, settings, system
+from pgpreemptcheck.facts import binary, clusters, control, cpus, processes, segment, server, settings, system
 from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
 from pgpreemptcheck.facts.clusters import Found, Postmaster, StoppedCluster
 from pgpreemptcheck.facts.conffile import Rights
@@ -133,6 +133,7 @@ class _Reader:
                 postmaster.argv,
                 postmaster.fork,
                 _rights(host, postmaster.uid, running=True),
+                _known(processes.environment(process, postmaster.pid)),
             )
         else:
             on_disk = settings.unread(postmaster.options)  # the files alone do not say what a start takes
@@ -168,7 +169,7 @@ class _Reader:
                 cpus=share,
                 hugetlb_limits=limits,
                 postmaster=postmaster,
-                port=now.port if isinstance(now.port, Known) else postmaster.port,
+                port=_port(now.port, postmaster.port),
                 settings=now,
                 segment=segment.read(
                     process,
@@ -274,6 +275,7 @@ def _read_files(
     argv: Sequence[str],
     fork: str | None,
     rights: Rights,
+    environment: Mapping[str, str] | None = None,
 ) -> FileSettings:
     if isinstance(directory, Unknown):
         return settings.unread(directory)
@@ -285,7 +287,15 @@ def _read_files(
         argv=argv,
         fork=fork,
         rights=rights,
+        environment=environment,
     )
+
+
+def _port(running: Fact[int], found: Fact[int]) -> Fact[int]:
+    """Return the port of a running server: `found` in its process or lock file, where its settings do not tell it."""
+    if isinstance(running, Known) or (isinstance(found, Known) and not 1 <= found.value <= 65535):
+        return running
+    return found
 
 
 def _rights(host: Host, uid: Fact[int], *, running: bool) -> Rights:

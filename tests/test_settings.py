@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pgpreemptcheck import inspection
 from pgpreemptcheck.captured import DirectoryHost
 from pgpreemptcheck.facts import settings
 from pgpreemptcheck.facts.settings import FileSettings, Settings
@@ -390,6 +391,28 @@ def test_pgport_counts_below_the_files(read: Reader) -> None:
         1,
         "/d/postgresql.conf line 1",
     )
+    assert value(read(b"", environment={"PGPORT": " 0x1538 "}).settings, "port") == (5432, "environment PGPORT")
+
+
+@pytest.mark.parametrize("text", ["99999999", "65536", "0", "-1"])
+@pytest.mark.parametrize("place", ["PGPORT", "-p", "-c", "file"])
+def test_a_port_out_of_range_is_refused_and_not_believed(read: Reader, place: str, text: str) -> None:
+    """Seen on 13, 17 and 18; PGPORT and the command line are refused even where a later line is right."""
+    argv = {"-p": ("-p", text), "-c": ("-c", f"port={text}")}.get(place, ())
+    environment = {"PGPORT": text} if place == "PGPORT" else None
+    found = read(b"port = 5432" if place != "file" else b"port = " + text.encode(), argv=argv, environment=environment)
+    reason = f'{text} is outside the valid range for parameter "port" (1 .. 65535)'
+    assert [error.reason for error in found.errors] == [reason]
+    running = settings.running(found, None, ("postgres", *argv), 15, Known(1e12, "s"))
+    assert (value(running, "port") is None) is (place != "PGPORT")
+
+
+@pytest.mark.parametrize(
+    ("seen", "believed"), [(99999999, False), (65536, False), (0, False), (65535, True), (1, True)]
+)
+def test_a_port_of_the_process_list_is_one_that_can_be(seen: int, believed: bool) -> None:
+    port = inspection._port(Unknown("refused"), Known(seen, "command line"))
+    assert (port == Known(seen, "command line")) is believed
 
 
 class Forbidden(DirectoryHost):

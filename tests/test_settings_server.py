@@ -22,7 +22,7 @@ from pgpreemptcheck.facts import catalogue, settings
 from pgpreemptcheck.host import LiveHost
 from pgpreemptcheck.values import Known, Unknown
 from tests import tool
-from tests.servers import Server, ServerRefusedError, give, private_directory, require
+from tests.servers import Server, ServerRefusedError, free_port, give, private_directory, require
 
 EXAMPLES = int(os.environ.get("PGPREEMPTCHECK_EXAMPLES", "150"))
 REPORTED = (
@@ -609,3 +609,26 @@ def test_the_check_says_that_a_closed_include_stops_the_next_start(runs: bool) -
         assert found["error"]["reason"] == reason
         with pytest.raises(ServerRefusedError, match=re.escape(reason)):
             server.start(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("major", [13, 18])
+def test_the_port_of_the_environment(major: int) -> None:
+    server = require(major)
+    with private_directory() as base:
+        data = f"{base}/data"
+        server.initdb(data)
+        for text in ("99999999", "65536", "0", "-1", "x", "", "5433", " 0x1539 ", "1e3", "5433 "):
+            done = server.run_postgres_C(data, "port", env={"PGPORT": text})
+            host = LiveHost()
+            found = settings.read(
+                host, data_directory=data, config_file=None, major=major, environment={"PGPORT": text}
+            )
+            assert [error.reason for error in found.errors] == said_by(done.stderr)
+            if done.returncode == 0:
+                assert found.settings.port == Known(int(done.stdout), "environment PGPORT")
+        port = free_port()
+        argv = [server.program("postgres"), "-D", data, "-k", data, "-h", ""]
+        with server.start(data, argv=argv, env={"PGPORT": str(port)}, port=port):
+            found_port = tool.check("--no-sql").cluster(data)["port"]
+            assert found_port == {"value": port, "source": "environment PGPORT"}

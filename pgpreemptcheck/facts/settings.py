@@ -453,6 +453,9 @@ class _Start:
     # stages -------------------------------------------------------------------------------------
 
     def arguments(self, argv: Sequence[str]) -> None:
+        port = self.port_of_environment()
+        if port is not None and port.message is not None:
+            self.refuse(port.message)
         for name, value, option in option_values(argv):
             if name in ("single", "boot", "check", "describe_config", "version", "help") and value is None:
                 continue
@@ -706,14 +709,20 @@ class _Start:
             return Unknown(f"{self.reading.failed[0][1]}: what was lost there may set {name}")
         if self.errors and self.catalogued:
             return Unknown(f"no line that can be read sets {name}, and PostgreSQL refuses: {self.errors[0].reason}")
-        if name == "port" and is_number(self.environment.get("PGPORT") or ""):
-            return Known(int(self.environment["PGPORT"]), "environment PGPORT")
+        port = self.port_of_environment() if name == "port" else None
+        if port is not None:
+            return Known(port.value, "environment PGPORT")
         if not self.catalogued:
             defaults = {self._default_in(major, name) for major in (catalogue.FIRST, catalogue.LAST)}
             if len(defaults) != 1 or self.major is not None:
                 return Unknown(f"no file sets {name}, and the default of this PostgreSQL version is not known", _ASK)
             return Known(_scaled(setting, setting.default), "default", "inferred")
         return Known(_scaled(setting, setting.default), "default")
+
+    def port_of_environment(self) -> _Judged | None:
+        """Return what PGPORT makes of the port (InitializeGUCOptionsFromEnvironment); everything else overrides it."""
+        text, setting = self.environment.get("PGPORT"), self.known.find("port")
+        return None if text is None or setting is None else _judge(setting, text, "port", self.known)
 
     @staticmethod
     def _default_in(major: int, name: str) -> Any:

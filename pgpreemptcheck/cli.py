@@ -6,6 +6,7 @@ file; 3 nothing found, but something at or above it is unknown; 70 an internal e
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # as in __main__.py
 import os
 import sys
 from typing import Any, NoReturn
@@ -284,6 +285,8 @@ def _complain(text: str) -> None:
 def main() -> NoReturn:
     """Run the command line; an internal error is one line and exit 70."""
     try:
+        if callable(_signal.getsignal(_signal.SIGINT)):  # __main__.py ended the run at once so far
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         program.main(standalone_mode=False)
     except click.ClickException as error:
         if isinstance(error, click.UsageError):

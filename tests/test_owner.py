@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import mmap
 import os
 import resource
@@ -478,3 +480,60 @@ def test_huge_pages_are_told_apart_also_with_the_owners_rights_alone() -> None:
             assert isinstance(refused, Unknown)
             assert refused.kind == "permission"
         process.communicate("")
+
+
+# no more processes -------------------------------------------------------------------------------
+
+
+@needs_root
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_where_no_process_can_be_forked_every_read_is_a_gap_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse() -> int:
+        raise OSError(number, os.strerror(number))
+
+    before = descriptors()
+    monkeypatch.setattr(os, "fork", refuse)
+    with owner.start(NOBODY, sql=True) as found:
+        for answer in (found.host().read("/etc/passwd"), found.sql().answer()):
+            assert isinstance(answer, Unknown) and os.strerror(number) in answer.reason
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_check_that_can_fork_no_process_still_reports(uid: int) -> None:
+    code = (
+        "import os, sys\n"
+        "def refuse(): raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        f"os.fork = refuse; os.geteuid = lambda: {uid}\n"
+        "sys.argv = ['pgpreemptcheck', 'facts']\n"
+        "from pgpreemptcheck.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["host"]
+
+
+@pytest.mark.parametrize("part", ["click", "pgpreemptcheck.cli", "pgpreemptcheck.host"])
+def test_an_interrupt_before_the_command_line_has_begun_is_silent(part: str) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {part!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt()); sys.argv = ['pgpreemptcheck']\n"
+        "from pgpreemptcheck.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "sys.argv = ['pgpreemptcheck', '--version']\n"
+        "from pgpreemptcheck.__main__ import main; os.kill(os.getpid(), signal.SIGINT); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("pgpreemptcheck ")

@@ -498,6 +498,7 @@ def _answer(text: str, out: str, timeout: float, release: str) -> Boot:
     data = base64.b64decode("".join(re.findall(r"^[A-Za-z0-9+/=]+$", packed[1], re.M)))
     os.makedirs(out, exist_ok=True)
     with tarfile.open(fileobj=BytesIO(data), mode="r:gz") as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # the default from Python 3.14 on
         archive.extractall(out)
     return Boot(output, int(ended[1]), out)
 

@@ -59,7 +59,7 @@ class Host(FakeHost):
 
     def _entry(self, path: str) -> Any:
         parts = path.split("/")
-        if len(parts) > 4 and parts[3] == "cwd":
+        if len(parts) > 4 and parts[3] == "cwd" and path not in self.files:
             link = self.files.get("/".join(parts[:4]))
             if isinstance(link, tuple):
                 return super()._entry("/".join([link[1], *parts[4:]]))
@@ -428,8 +428,8 @@ UID = "pod1234abcd-0000-4000-8000-000000000001"
         ("/machine.slice/machine-db\\x2d1.scope/payload/system.slice", "machine-db-1"),
         ("/machine.slice/systemd-nspawn@db1.service/payload", "machine-db1"),
         ("/system.slice/postgresql-15.service", None),
-        ("/user.slice/user-1000.slice/session-3.scope", "pid 40"),
-        ("/", "pid 40"),
+        ("/user.slice/user-1000.slice/session-3.scope", "another mount namespace"),
+        ("/", "another mount namespace"),
     ],
 )
 def test_another_mount_namespace_is_a_container_or_a_service_with_mounts_of_its_own(path: str, name: Any) -> None:
@@ -438,11 +438,60 @@ def test_another_mount_namespace_is_a_container_or_a_service_with_mounts_of_its_
         "/proc/40/ns/mnt": ("->", "mnt:[2]"),
         "/proc/40/root": ("->", "/"),
     }
-    found = clusters.find(host(process(40, [SERVER, "-D", DATA], cgroup=f"0::{path}\n"), lock(40), spaces))
+    server = process(40, [SERVER, "-D", DATA], cgroup=f"0::{path}\n")
+    found = clusters.find(host(server, {"/proc/40/cwd/postmaster.pid": LOCK.format(pid=40)}, spaces))
     assert (only(found).root, only(found).container) == ("/proc/40/root", name)
     spaces["/proc/40/ns/mnt"] = ("->", "mnt:[1]")
     found = clusters.find(host(process(40, [SERVER, "-D", DATA], cgroup=f"0::{path}\n"), lock(40), spaces))
     assert (only(found).root, only(found).container) == (None, None)
+
+
+APART_MOUNTS = {
+    "/proc/self/ns/mnt": ("->", "mnt:[1]"),
+    "/proc/40/ns/mnt": ("->", "mnt:[2]"),
+    "/proc/40/root": ("->", "/"),
+}
+INSIDE = "/in\x20side"
+
+
+def inside(mountinfo: str) -> dict[str, Any]:
+    """Return a server with mounts of its own; what its working directory leads to is its own, too."""
+    files = process(40, [SERVER, "-D", INSIDE], cwd=INSIDE, cgroup="0::/\n", mountinfo=mountinfo)
+    return {**files, **APART_MOUNTS, "/proc/40/cwd/postmaster.pid": LOCK.format(pid=40)}
+
+
+def test_a_server_with_mounts_of_its_own_has_a_name_that_lasts() -> None:
+    """The name must not have the PID in it: an id that a restart changes finds nothing again."""
+    mountinfo = (
+        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "90 22 254:0 /vol/a /in\\040side rw,relatime - ext4 /dev/vda rw\n"
+        "91 22 254:0 /vol/b /in\\040side/pg_wal rw,relatime - ext4 /dev/vda rw\n"
+    )
+    assert only(clusters.find(host(inside(mountinfo)))).container == "a mount of /vol/a"
+    twice = mountinfo + "92 22 254:0 /vol/c /in\\040side rw,relatime - ext4 /dev/vda rw\n"
+    assert only(clusters.find(host(inside(twice)))).container == "a mount of /vol/c"
+    whole = mountinfo.partition("\n")[0]
+    for text in (whole, "", "junk\n1 2 3\n"):
+        assert only(clusters.find(host(inside(text)))).container == "another mount namespace"
+        same = {f"{INSIDE}/postmaster.pid": LOCK.format(pid=40)}  # the very directory that this host has there
+        assert only(clusters.find(host(inside(text), same))).container is None
+
+
+def test_a_server_with_mounts_of_its_own_is_not_listed_again_as_stopped() -> None:
+    here = {f"{DATA}/PG_VERSION": "15\n", f"{DATA}/postgresql.conf": "", f"{DATA}/postmaster.pid": LOCK.format(pid=40)}
+    seen = host(inside("90 22 254:0 /srv/pg/data /in\\040side rw - ext4 /dev/vda rw\n"), here)
+    found = clusters.find(seen, [DATA])
+    assert only(found).pid == 40 and found.stopped == ()
+    for other in ({f"{DATA}/postmaster.pid": LOCK.format(pid=41)}, {f"{DATA}/postmaster.pid": errno.ENOENT}):
+        assert len(clusters.find(host(inside(""), {**here, **other}), [DATA]).stopped) == 1
+    theirs = clusters.find(host(inside(""), here, owners={DATA: 1000}), [DATA])
+    assert len(theirs.stopped) == 1  # it may have copied the lock file of another user's cluster
+
+
+def test_a_path_on_the_command_line_of_a_server_with_mounts_of_its_own_is_none_of_this_host() -> None:
+    files = process(40, [SERVER, "-D", DATA], cwd=errno.EACCES, cgroup="0::/\n")
+    found = clusters.find(host(files, APART_MOUNTS, lock(40), PGDATA), [DATA])
+    assert only(found).lock == () and len(found.stopped) == 1
 
 
 def test_a_changed_root_is_left_out_of_the_data_directory() -> None:
@@ -530,7 +579,7 @@ def test_a_captured_server_is_known_by_the_lock_file_in_its_working_directory(
     files = {"proc/40/cwd.txt": "/d", "d/postmaster.pid": "40\n/d\n1790000000\n5433\n/run\n"}
     seen = capture(tmp_path, files if cmdline is None else {**files, "proc/40/cmdline": cmdline})
     postmaster = only(clusters.find(seen))
-    assert (plain(postmaster.port), postmaster.locked, postmaster.fork) == (5433, True, None)
+    assert (plain(postmaster.port), bool(postmaster.lock), postmaster.fork) == (5433, True, None)
 
 
 def test_the_children_of_a_captured_server_are_none_whatever_is_left_of_them(tmp_path: Path) -> None:
@@ -1152,7 +1201,9 @@ def test_a_server_in_a_mount_namespace_and_pid_namespace_of_its_own() -> None:
             (postmaster,) = (p for p in found.running if plain(p.data_directory) == inner)
             assert Path(f"{data}/postmaster.pid").read_text().split("\n")[0] == "1" != str(postmaster.pid)
             assert postmaster.root == f"/proc/{postmaster.pid}/root"
-            assert postmaster.container == f"pid {postmaster.pid}"
+            assert postmaster.container is not None and postmaster.container.startswith("a mount of /")
+            assert postmaster.container.endswith(os.path.basename(os.path.dirname(data)) + "/data")
+            assert data not in [c.data_directory for c in clusters.find(LiveHost(), [data]).stopped]
             assert not os.path.exists(f"{inner}/PG_VERSION")
             files = ContainerHost(postmaster.root)
             assert plain(clusters.major(LiveHost(), files, postmaster)) == 15

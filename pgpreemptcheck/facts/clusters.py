@@ -82,15 +82,15 @@ def _without_pretenders(host: Host, running: list[Postmaster]) -> list[Postmaste
 
     Such a one is a start that is about to be refused, or no server at all.
     """
-    if not any(found.locked for found in running):
+    if not any(found.lock for found in running):
         return running
 
     def place(found: Postmaster) -> tuple[str | None, str | None]:
         directory = found.data_directory
         return found.root, real_path(host, directory.value) if isinstance(directory, Known) else None
 
-    taken = {place(found) for found in running if found.locked}
-    return [found for found in running if found.locked or place(found) not in taken]
+    taken = {place(found) for found in running if found.lock}
+    return [found for found in running if found.lock or place(found) not in taken]
 
 
 def version(host: Host, data_directory: str) -> Fact[str]:
@@ -133,7 +133,7 @@ def starts_at_boot(host: Host, files: Host, cluster: Postmaster | StoppedCluster
     if isinstance(cluster, StoppedCluster):
         return cluster.starts_at_boot
     if cluster.container is not None:
-        return Unknown(f"what starts the container {cluster.container} is not looked at")
+        return Unknown(f"it runs in {cluster.container}, and what starts that is not looked at")
     config = cluster.config_file.value if isinstance(cluster.config_file, Known) else ""
     parts = config.split("/")
     if parts[:3] == ["", "etc", "postgresql"] and len(parts) == 6:

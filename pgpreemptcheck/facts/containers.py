@@ -47,3 +47,25 @@ def service_unit(cgroup: str) -> str | None:
     """Return the systemd service that a cgroup path names."""
     names = (name for line in cgroup.split("\n") for name in line.split("/"))
     return next((name.replace("\\x2d", "-") for name in names if name.endswith(".service")), None)
+
+
+def mount_name(host: Host, pid: int, directory: str | None) -> str | None:
+    """Return what a process has mounted for a directory: a folder of a file system, which is the same after a restart.
+
+    None where that file system is mounted whole, since any root is then called `/`. From /proc/PID/mountinfo (proc(5)).
+    """
+    text = host.read(f"/proc/{pid}/mountinfo", 16 << 20)
+    best = ("", "")
+    for line in text.value.split("\n") if isinstance(text, Known) and directory is not None else ():
+        fields = line.split(" ")
+        if len(fields) < 6:
+            continue
+        source, place = (_unescaped(field) for field in fields[3:5])
+        if f"{directory}/".startswith(place.rstrip("/") + "/") and len(place) >= len(best[1]):
+            best = (source, place)  # of two on one place the later is on top
+    source, place = best
+    return f"a mount of {source}" if source not in ("", "/") and source != place else None
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word)

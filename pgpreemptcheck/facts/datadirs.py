@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from pgpreemptcheck.facts import conffile
-from pgpreemptcheck.facts.postmasters import Postmaster, clean_path
+from pgpreemptcheck.facts.postmasters import Postmaster, clean_path, has_lock
 from pgpreemptcheck.host import Host, resolve_inside
 from pgpreemptcheck.values import Fact, Known, Unknown, record
 
@@ -57,6 +57,11 @@ def stopped_clusters(
         users = set().union(*(taken.get(name, set()) for name in names))
         owner = status.value.uid if isinstance(status, Known) and host.live else None
         runs = owner in users if owner is not None else bool(users)
+        runs = runs or any(
+            isinstance(p.uid, Known) and p.uid.value == owner and has_lock(host, cluster.data_directory, p.lock)
+            for p in running
+            if p.root is not None  # from here it has another path, or the same one names other files
+        )
         if not runs and not names & known:
             known |= names
             found.append(cluster)

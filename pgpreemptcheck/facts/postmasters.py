@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pgpreemptcheck.facts.containers import container_name, root_of, service_unit
+from pgpreemptcheck.facts.containers import container_name, mount_name, root_of, service_unit
 from pgpreemptcheck.facts.processes import (
     MAYBE_SERVER,
     Processes,
@@ -48,8 +48,8 @@ class Postmaster:
     """A short stable name of its container, None on the host."""
     fork: str | None
     """The name of a fork of PostgreSQL (`edb-postgres`), None for PostgreSQL itself."""
-    locked: bool = False
-    """Whether the postmaster.pid of its data directory names it: the cluster is its own, and no other process's."""
+    lock: tuple[str, ...] = ()
+    """The lines of its data directory's postmaster.pid, if that names it: then the cluster is its own."""
     options: Unknown | None = None
     """Why the options that it was started with are not known, None where `argv` has them."""
     disbelieved: Unknown | None = None
@@ -225,9 +225,7 @@ def _lock(host: Host, pid: int, status: dict[str, str], cwd: Fact[str], start: _
         gap = Unknown(f"the working directory of PID {pid} cannot be read", _hint(cwd), cwd.kind)
     for directory in _places(host, pid, cwd, start):
         path = f"{directory}/postmaster.pid"
-        # below the directory only: another user's link must not make root open a device
-        confined = isinstance(host, LiveHost)
-        text = ContainerHost(directory).read("/postmaster.pid", 4096) if confined else host.read(path, 4096)
+        text = _read_lock(host, directory)
         if isinstance(text, Known):
             lines = text.value.split("\n")
             if lines[0].strip() in own:
@@ -242,7 +240,8 @@ def _lock(host: Host, pid: int, status: dict[str, str], cwd: Fact[str], start: _
 def _places(host: Host, pid: int, cwd: Fact[str], start: _Start) -> list[str]:
     places = [f"/proc/{pid}/cwd" if host.live else cwd.value] if isinstance(cwd, Known) and cwd.value != "/" else []
     given = start.settings.get("data_directory") or start.directory or ""
-    return [*places, given] if given.startswith("/") else places
+    elsewhere = root_of(host, pid)[0] is not None  # the same path is another file here
+    return [*places, given] if given.startswith("/") and not elsewhere else places
 
 
 def _hint(gap: Unknown) -> str:
@@ -258,8 +257,6 @@ def _describe(host: Host, candidate: _Candidate) -> Postmaster:
     root, other_root = root_of(host, pid)
     text = cgroup.value if isinstance(cgroup, Known) else ""
     container = container_name(text) if root or not host.live else None
-    if root and container is None and service_unit(text) is None:  # a service of the host may have mounts of its own
-        container = f"pid {pid}"
     variables: list[Fact[dict[str, str]]] = []
 
     def variable(name: str) -> Fact[str]:
@@ -274,6 +271,11 @@ def _describe(host: Host, candidate: _Candidate) -> Postmaster:
 
     directory = _data_directory(candidate, other_root, candidate.confirmed or not host.live, variable)
     doubt = _disbelief(host, pid, uid, root, directory)
+    lock = tuple(candidate.lock.value) if isinstance(candidate.lock, Known) and doubt is None else ()
+    path = directory.value if isinstance(directory, Known) else None
+    # a service of the host may have mounts of its own, and so may anything that has this directory in them as it is
+    if root and container is None and service_unit(text) is None and not (path and has_lock(host, path, lock)):
+        container = mount_name(host, pid, path) or "another mount namespace"
     return Postmaster(
         pid=pid,
         argv=tuple(candidate.argv),
@@ -287,9 +289,31 @@ def _describe(host: Host, candidate: _Candidate) -> Postmaster:
         container=container,
         fork=_fork(host, candidate),
         options=candidate.options,
-        locked=isinstance(candidate.lock, Known) and doubt is None,
+        lock=lock,
         disbelieved=doubt,
     )
+
+
+def has_lock(host: Host, directory: str, lock: Sequence[str]) -> bool:
+    """Return whether a directory holds this postmaster.pid: then a server in another mount namespace runs from it.
+
+    Process, start time and the key of its memory (lines 1, 3 and 7) tell it from any other.
+    """
+
+    def marks(lines: Sequence[str]) -> list[str]:
+        return [line.strip() for line in (*lines[:1], *lines[2:3], *lines[6:7])]
+
+    if len(lock) < 3:
+        return False
+    text = _read_lock(host, directory)
+    return isinstance(text, Known) and marks(text.value.split("\n")) == marks(lock)
+
+
+def _read_lock(host: Host, directory: str) -> Fact[str]:
+    """Return the postmaster.pid of a directory; below it only: another user's link must not make root open a device."""
+    if isinstance(host, LiveHost):
+        return ContainerHost(directory).read("/postmaster.pid", 4096)
+    return host.read(f"{directory}/postmaster.pid", 4096)
 
 
 def _disbelief(host: Host, pid: int, uid: Fact[int], root: str | None, directory: Fact[str]) -> Unknown | None:

@@ -13,7 +13,18 @@ from typing import TypeVar
 
 from pgpreemptcheck.access import Access
 from pgpreemptcheck.errors import UserError, describe
-from pgpreemptcheck.facts import binary, clusters, control, cpus, processes, segment, server, settings, system
+from pgpreemptcheck.facts import (
+    binary,
+    clusters,
+    control,
+    cpus,
+    file_settings,
+    processes,
+    segment,
+    server,
+    settings,
+    system,
+)
 from pgpreemptcheck.facts.cgroups import HugetlbLimit, hugetlb_limits
 from pgpreemptcheck.facts.clusters import Found, Postmaster, StoppedCluster
 from pgpreemptcheck.facts.conffile import Rights
@@ -279,7 +290,7 @@ def _read_files(
 ) -> FileSettings:
     if isinstance(directory, Unknown):
         return settings.unread(directory)
-    return settings.read(
+    return file_settings.read(
         files,
         data_directory=directory.value,
         config_file=_known(config_file),

@@ -10,7 +10,7 @@ import pytest
 
 from pgpreemptcheck import inspection
 from pgpreemptcheck.captured import DirectoryHost
-from pgpreemptcheck.facts import settings
+from pgpreemptcheck.facts import file_settings, postmaster_options, setting_values, settings
 from pgpreemptcheck.facts.settings import FileSettings, Settings
 from pgpreemptcheck.host import FileStatus
 from pgpreemptcheck.values import Known, Unknown
@@ -31,7 +31,7 @@ def read(tmp_path: Any) -> Reader:
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        return settings.read(
+        return file_settings.read(
             host or DirectoryHost(str(tmp_path)),
             data_directory="/d",
             config_file=None,
@@ -86,7 +86,7 @@ def value(found: Settings, name: str) -> Any:
     ],
 )
 def test_memory(text: str, blocks: int | None) -> None:
-    assert settings.parse_integer(text, "8kB") == blocks
+    assert setting_values.parse_integer(text, "8kB") == blocks
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_memory(text: str, blocks: int | None) -> None:
     ],
 )
 def test_time(text: str, unit: str, number: int | None) -> None:
-    assert settings.parse_integer(text, unit) == number
+    assert setting_values.parse_integer(text, unit) == number
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_time(text: str, unit: str, number: int | None) -> None:
     ],
 )
 def test_boolean(text: str, truth: bool | None) -> None:
-    assert settings.parse_bool(text) is truth
+    assert setting_values.parse_bool(text) is truth
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_command_line_is_refused_first(read: Reader, argv: tuple[str, ...], 
 
 def test_options_of_the_postmaster() -> None:
     argv = ["postgres", "-D", "/d", "-N50", "-ip", "5433", "-Fd", "3", "--work-mem=1MB", "-k/tmp", "--", "-N1"]
-    assert settings.option_values(argv) == [
+    assert postmaster_options.option_values(argv) == [
         ("max_connections", "50", "-N"),
         ("listen_addresses", "*", "-i"),
         ("port", "5433", "-p"),
@@ -437,7 +437,7 @@ def test_what_cannot_be_read_is_neither_refused_nor_guessed(read: Reader, tmp_pa
 
 
 def test_a_capture_without_the_file_says_nothing(tmp_path: Any) -> None:
-    found = settings.read(DirectoryHost(str(tmp_path)), data_directory="/d", config_file=None, major=15)
+    found = file_settings.read(DirectoryHost(str(tmp_path)), data_directory="/d", config_file=None, major=15)
     assert accepted(found) is None
     assert value(found.settings, "huge_pages") is None
 
@@ -447,10 +447,10 @@ def test_newest_change(read: Reader, tmp_path: Any) -> None:
     times = {"d/postgresql.conf": 1000, "d/c/a.conf": 3000, "d/c": 2000}
     for name, when in times.items():
         os.utime(tmp_path / name, (when, when))
-    found = settings.read(DirectoryHost(str(tmp_path)), data_directory="/d", config_file=None, major=15)
+    found = file_settings.read(DirectoryHost(str(tmp_path)), data_directory="/d", config_file=None, major=15)
     assert found.newest_change == Known(3000.0, "/d/c/a.conf")
     os.utime(tmp_path / "d/c", (4000, 4000))  # a file was taken away
-    found = settings.read(DirectoryHost(str(tmp_path)), data_directory="/d", config_file=None, major=15)
+    found = file_settings.read(DirectoryHost(str(tmp_path)), data_directory="/d", config_file=None, major=15)
     assert found.newest_change == Known(4000.0, "/d/c")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pgpreemptcheck.captured import DirectoryHost
-from pgpreemptcheck.facts import settings
+from pgpreemptcheck.facts import file_settings, settings
 from pgpreemptcheck.values import Known, Unknown
 
 CASES = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "cases", "postgresql-conf")
@@ -21,7 +21,7 @@ def read(name: str) -> tuple[dict[str, Any], settings.FileSettings]:
         expect: dict[str, Any] = json.load(file)
     host = DirectoryHost(os.path.join(CASES, name))
     entry = "/" + expect["entry"]
-    found = settings.read(host, data_directory=os.path.dirname(entry), config_file=entry, major=15)
+    found = file_settings.read(host, data_directory=os.path.dirname(entry), config_file=entry, major=15)
     return expect, found
 
 

@@ -18,7 +18,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from pgpreemptcheck import owner
-from pgpreemptcheck.facts import catalogue, settings
+from pgpreemptcheck.facts import catalogue, file_settings
 from pgpreemptcheck.host import LiveHost
 from pgpreemptcheck.values import Known, Unknown
 from tests import tool
@@ -191,7 +191,7 @@ def compare_one(server: Server, data: str, files: dict[str, bytes], argv: list[s
     give(data)
     done = server.run_postgres_C(data, name, argv)
     theirs = said_by(done.stderr)
-    start = settings._Start(LiveHost(), data, None, server.major, ["postgres", "-D", data, *argv], None, {})
+    start = file_settings.Start(LiveHost(), data, None, server.major, ["postgres", "-D", data, *argv], None, {})
     # `-C` ends before the values are checked together: see test_values_that_do_not_go_together
     start.errors = [error for error in start.errors if error.file or "must be less than" not in error.reason]
     ours = [error.reason for error in start.errors if not error.reason.startswith(TOGETHER)]
@@ -271,7 +271,7 @@ def compare_starts(server: Server, data: str, text: bytes) -> list[str]:
     """Compare what is foretold of these lines in postgresql.auto.conf with a real start; return the refusal."""
     with open(f"{data}/postgresql.auto.conf", "wb") as file:
         file.write(text)
-    found = settings.read(LiveHost(), data_directory=data, config_file=None, major=server.major)
+    found = file_settings.read(LiveHost(), data_directory=data, config_file=None, major=server.major)
     try:
         server.start(data, ["-c", "fsync=off"]).stop()
         theirs: list[str] = []
@@ -410,7 +410,7 @@ def test_what_strings_hold(major: int) -> None:
                 compare_one(server, data, {"postgresql.conf": line}, [], "port")
             except AssertionError as error:
                 wrong.append(str(error))
-            start = settings._Start(LiveHost(), data, None, major, ["postgres", "-D", data], None, {})
+            start = file_settings.Start(LiveHost(), data, None, major, ["postgres", "-D", data], None, {})
             unchecked = text in UNCHECKED.get(name, ()) or bool(known.undecided_name(name))
             if bool(start.undecided) is not (unchecked and not start.errors):
                 wrong.append(f"{name} = {text!r} {start.undecided}")
@@ -520,7 +520,7 @@ def test_what_initdb_writes_is_taken(key: str, options: tuple[str, ...]) -> None
     server = require(key)
     with private_directory() as base:
         server.initdb(f"{base}/data", "--no-sync", *options)
-        found = settings.read(LiveHost(), data_directory=f"{base}/data", config_file=None, major=server.major)
+        found = file_settings.read(LiveHost(), data_directory=f"{base}/data", config_file=None, major=server.major)
         assert found.accepted == Known(True, f"{base}/data/postgresql.conf")
 
 
@@ -564,7 +564,9 @@ def test_what_the_server_may_not_read(major: int, main: str, closed: str) -> Non
         child = owner.start(server_user().pw_uid)
         try:
             for rights in ("server", "owner"):
-                found = settings.read(child.host(), data_directory=data, config_file=None, major=major, rights=rights)
+                found = file_settings.read(
+                    child.host(), data_directory=data, config_file=None, major=major, rights=rights
+                )
                 if "links" in main and rights == "owner":  # what keeps it out is not above it
                     assert isinstance(found.accepted, Unknown)
                     continue
@@ -575,10 +577,10 @@ def test_what_the_server_may_not_read(major: int, main: str, closed: str) -> Non
                 else:
                     assert isinstance(found.accepted, Known) and found.accepted.value is False
                     assert isinstance(found.settings.shared_buffers, Unknown)  # it may be in what is closed
-            found = settings.read(child.host(), data_directory=data, config_file=None, major=major)
+            found = file_settings.read(child.host(), data_directory=data, config_file=None, major=major)
             assert isinstance(found.accepted, Unknown) and found.accepted.kind == "permission"
             os.chmod(path, 0o774 if "searchable" in closed else 0o770)  # a server with a further group might read it
-            found = settings.read(child.host(), data_directory=data, config_file=None, major=major, rights="owner")
+            found = file_settings.read(child.host(), data_directory=data, config_file=None, major=major, rights="owner")
             assert isinstance(found.accepted, Unknown) and found.accepted.kind == "permission"
         finally:
             child.close()
@@ -621,7 +623,7 @@ def test_the_port_of_the_environment(major: int) -> None:
         for text in ("99999999", "65536", "0", "-1", "x", "", "5433", " 0x1539 ", "1e3", "5433 "):
             done = server.run_postgres_C(data, "port", env={"PGPORT": text})
             host = LiveHost()
-            found = settings.read(
+            found = file_settings.read(
                 host, data_directory=data, config_file=None, major=major, environment={"PGPORT": text}
             )
             assert [error.reason for error in found.errors] == said_by(done.stderr)

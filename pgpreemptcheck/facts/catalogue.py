@@ -7,13 +7,16 @@ a distribution's patch or a later minor release brings.
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
+
+from pgpreemptcheck.values import record
 
 FIRST, LAST = 13, 19
 """The majors that have a catalogue."""
 
 
-class Setting(NamedTuple):
+@record
+class Setting:
     """One setting: kind is b(ool), i(nteger), r(eal), s(tring) or e(num); `values` maps what is accepted to its name.
 
     Bounds and default are in `unit` (8kB, kB, B, MB, ms, s, min or none).
@@ -83,6 +86,11 @@ class Catalogue:
             return spelt[plain.replace("_", "").replace("-", "")]
         close = difflib.get_close_matches(plain, self._names, n=1, cutoff=0.8)
         return self._spelling.get(close[0], close[0]) if close else None
+
+
+def nearest(major: int | None) -> int:
+    """Return the catalogued major that is closest: one that is not known is read as the newest released."""
+    return min(max(major if major is not None else 18, FIRST), LAST)
 
 
 _loaded: dict[int, Catalogue] = {}

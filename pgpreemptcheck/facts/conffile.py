@@ -1,17 +1,17 @@
 """The grammar of postgresql.conf, as PostgreSQL 13 to 19 read it: lines, quoting, includes, and its own complaints.
 
 Follows src/backend/utils/misc/guc-file.l and conffiles.c (PostgreSQL 13 to 19), whose answers are the same in all
-these majors but for the way paths are tidied up. Nothing here knows any setting: see settings.py.
+these majors but for the way paths are tidied up. Nothing here knows any setting: see file_settings.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Known, Unknown
+from pgpreemptcheck.values import Known, Unknown, record
 
 Rights = Literal["server", "owner", "other"]
 """With whose rights files are read: exactly the server's; its user's, but perhaps not with all its groups; others."""
@@ -52,7 +52,8 @@ _TOKENS = (  # in flex's order: the longest wins, then the first; compiled only 
 _VALUE_TOKENS = ("id", "string", "integer", "real", "unquoted")
 
 
-class Entry(NamedTuple):
+@record
+class Entry:
     """One line that sets something. `value` is None where the line is refused after its name."""
 
     name: str
@@ -61,7 +62,8 @@ class Entry(NamedTuple):
     line: int
 
 
-class Complaint(NamedTuple):
+@record
+class Complaint:
     """What PostgreSQL objects to: its message, and the file and line it blames (None where it names none)."""
 
     message: str

@@ -8,13 +8,13 @@ not looked at; of values that a hook would look up in a table of its own, those 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Known
+from pgpreemptcheck.values import Known, record
 
 
-class Taken(NamedTuple):
+@record
+class Taken:
     """Whether PostgreSQL takes a value; None where that is not checked. `message`: its own, if it has a special one."""
 
     decided: bool | None

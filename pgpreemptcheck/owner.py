@@ -52,11 +52,14 @@ class Owner:
         """Whose rights are taken on; None where they are this process's own."""
         self._files = files
         self._sql = sql
+        self._hosts: dict[str | None, OwnerHost] = {}
 
     def host(self, root: str | None = None) -> Host:
         """Return the files that the owner can read; below `root` (`/proc/PID/root`) only, if one is given."""
         if self._files is not None and self.uid is not None:
-            return OwnerHost(self._files, self.uid, root)
+            if root not in self._hosts:
+                self._hosts[root] = OwnerHost(self._files, self.uid, root)
+            return self._hosts[root]
         return LiveHost() if root is None else ContainerHost(root)
 
     def sql(
@@ -122,6 +125,10 @@ class Pending:
         return self._what
 
 
+_KEPT_BYTES = 1 << 16
+"""A read of no more than that is kept: each costs a round trip to the child."""
+
+
 class OwnerHost(Host):
     """This host's files with the rights of one user, through that user's child."""
 
@@ -131,6 +138,7 @@ class OwnerHost(Host):
         self._child = child
         self._uid = uid
         self._root = root
+        self._read: dict[tuple[str, int, int], bytes] = {}
         self.description = f"this host as uid {uid}" if root is None else f"the file system at {root} as uid {uid}"
 
     def _ask(self, what: str, path: str, *arguments: int) -> tuple[Any, bytes]:
@@ -146,9 +154,14 @@ class OwnerHost(Host):
         return message.get("answer"), body
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
+        known = self._read.get((path, offset, length))
+        if known is not None:  # several readers look at one file, and should see the same
+            return known
         _, body = self._ask("read", path, offset, length)
         if len(body) > length:
             raise self._child.fail("sent more than was asked for")
+        if len(body) <= _KEPT_BYTES:
+            self._read[path, offset, length] = body
         return body
 
     def _names(self, path: str) -> list[str]:

@@ -303,10 +303,11 @@ def test_endless_padding_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(10, 20), (5 << 20, 6 << 20), (10, 5 << 20), (5 << 20, 10)])
-def test_the_last_of_two_members_with_one_name_counts(tmp_path: Path, sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", ["proc/x", "./proc/x"])
+def test_the_last_of_two_members_with_one_name_counts(tmp_path: Path, sizes: tuple[int, int], name: str) -> None:
     path = tmp_path / "host.tar"
     first, last = b"a" * sizes[0], b"b" * sizes[1]
-    path.write_bytes(tar_of([("proc/x", first), ("proc/y", b"y"), ("./proc/x", last)]))
+    path.write_bytes(tar_of([("proc/x", first), ("proc/y", b"y"), (name, last)]))
     host = open_captured(str(path))
     assert host.read_range("/proc/x", 0, 3) == Known(b"bbb", "/proc/x")
     status = host.status("/proc/x")

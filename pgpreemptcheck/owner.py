@@ -52,14 +52,11 @@ class Owner:
         """Whose rights are taken on; None where they are this process's own."""
         self._files = files
         self._sql = sql
-        self._hosts: dict[str | None, OwnerHost] = {}
 
     def host(self, root: str | None = None) -> Host:
         """Return the files that the owner can read; below `root` (`/proc/PID/root`) only, if one is given."""
         if self._files is not None and self.uid is not None:
-            if root not in self._hosts:
-                self._hosts[root] = OwnerHost(self._files, self.uid, root)
-            return self._hosts[root]
+            return OwnerHost(self._files, self.uid, root)
         return LiveHost() if root is None else ContainerHost(root)
 
     def sql(
@@ -138,7 +135,6 @@ class OwnerHost(Host):
         self._child = child
         self._uid = uid
         self._root = root
-        self._read: dict[tuple[str, int, int], bytes] = {}
         self.description = f"this host as uid {uid}" if root is None else f"the file system at {root} as uid {uid}"
 
     def _ask(self, what: str, path: str, *arguments: int) -> tuple[Any, bytes]:
@@ -154,14 +150,14 @@ class OwnerHost(Host):
         return message.get("answer"), body
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
-        known = self._read.get((path, offset, length))
-        if known is not None:  # several readers look at one file, and should see the same
-            return known
+        key = (self._root, path, offset, length)
+        if key in self._child.kept:
+            return self._child.kept[key]
         _, body = self._ask("read", path, offset, length)
         if len(body) > length:
             raise self._child.fail("sent more than was asked for")
         if len(body) <= _KEPT_BYTES:
-            self._read[path, offset, length] = body
+            self._child.kept[key] = body
         return body
 
     def _names(self, path: str) -> list[str]:
@@ -219,6 +215,8 @@ class _Child:
         self._buffer = bytearray()
         self._answers: dict[int, tuple[dict[str, Any], bytes]] = {}
         self._failure = ""
+        self.kept: dict[tuple[str | None, str, int, int], bytes] = {}
+        """What was read, by root, path, offset and length: several readers look at one file, and see the same."""
         if failure:
             self.fail(failure)
 
@@ -291,6 +289,7 @@ class _Child:
         if not self._failure:
             self._failure = f"the process that {self._name} {why}"
         self._buffer.clear()
+        self.kept.clear()
         return _ChildError(self._failure)
 
     def close(self) -> None:

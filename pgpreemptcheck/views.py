@@ -181,7 +181,7 @@ def _cluster(
         pid=Known(postmaster.pid, "/proc") if postmaster else cluster.elsewhere or _NOT_RUNNING,
         port=cluster.port,
         config_file=cluster.config_file,
-        container=Known(cluster.container, "its cgroup and mounts") if cluster.container else Known(None, "its namespaces"),
+        container=Known(cluster.container, "its cgroup and mounts" if cluster.container else "its namespaces"),
         starts_at_boot=cluster.starts_at_boot,
         standby=cluster.standby,
         patroni=cluster.patroni,

@@ -182,7 +182,7 @@ def _backtrace(text: str, major: int) -> Taken:
 
 
 _STANDBY_TOKEN = (  # syncrep_scanner.l
-    r"(?P<space>[ \t\n\r\f]+)|(?P<n>[0-9]+)|(?P<p>[,()])"
+    r"(?P<space>[ \t\n\r\f\v]+)|(?P<n>[0-9]+)|(?P<p>[,()])"
     r'|(?P<a>[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9$\x80-\U0010ffff]*|\*|"(?:[^"]|"")*")'
 )
 
@@ -203,7 +203,7 @@ def _standby_names(text: str, major: int) -> Taken:
             kinds += "f" if token[0].lower() in ("first", "any") else kind
             count = count or (token[0] if kind == "n" else "")
     names = "[na](?:,[na])*"
-    if kinds == "" or re.fullmatch(names, kinds):
+    if not text or re.fullmatch(names, kinds):  # blanks alone are refused
         return _YES
     if not re.fullmatch(rf"f?n\({names}\)", kinds):
         return _NO

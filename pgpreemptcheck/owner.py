@@ -2,27 +2,27 @@
 
 Root reads files that other users wrote: an `include '/etc/shadow'` in a postgresql.conf must be refused as it is to
 the server. So when this process is root, one forked child per owner takes on the owner's user, group and groups for
-good, and reads for it; a second one, forked beside it where SQL is wanted, imports the driver first (it could not read
-Python's own files after the switch) and then talks to the servers. Both serve requests over pipes, and what they say
-is not trusted: sizes and times are bounded, and anything malformed is a gap. When this process is not root there is
-nothing to switch: files are read here, and only the SQL child is forked, so that its import costs no time here.
+good (ownerchild.py), and reads for it; a second one, forked beside it where SQL is wanted, imports the driver first (it
+could not read Python's own files after the switch) and then talks to the servers. Both serve requests over pipes, and
+what they say is not trusted: sizes and times are bounded, and anything malformed is a gap. When this process is not
+root there is nothing to switch: files are read here, and only the SQL child is forked, so that its import costs no
+time here.
 
 Fork before any thread: `start` must be called while this process has one thread.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import select
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from pgpreemptcheck import procmap
 from pgpreemptcheck.host import ContainerHost, FileStatus, Host, LiveHost, gap
+from pgpreemptcheck.ownerchild import HEADER, MAX_BODY, MAX_JSON, NOBODY, FileServer, SqlServer, enter, live
 from pgpreemptcheck.values import Fact, Unknown
 
 READ_SECONDS = 5.0
@@ -30,18 +30,11 @@ READ_SECONDS = 5.0
 SQL_SECONDS = 15.0
 """How long all SQL of one cluster may take, the driver's import included."""
 
-_HEADER = struct.Struct(">II")  # bytes of JSON, bytes after it
-_MAX_JSON = 8 << 20
-_MAX_BODY = 64 << 20
 _MAX_REQUEST = 1 << 16
-_NOBODY = 65534
 
 
 class _ChildError(OSError):
     """No answer: the child died, hung, was malformed, or could not take on the rights. `str()` says which."""
-
-
-# the parent's side ------------------------------------------------------------------------------
 
 
 class Owner:
@@ -228,7 +221,7 @@ class _Child:
             if len(data) > _MAX_REQUEST:
                 return Pending(None, Unknown("the request is too long to be one"))
             try:
-                data = _HEADER.pack(len(data), 0) + data
+                data = HEADER.pack(len(data), 0) + data
                 if os.write(self._to, data) != len(data):
                     self.fail("does not listen")
             except BlockingIOError:
@@ -265,15 +258,15 @@ class _Child:
         if not chunk:
             raise self.fail("has died")
         self._buffer += chunk
-        while len(self._buffer) >= _HEADER.size:
-            json_length, body_length = _HEADER.unpack_from(self._buffer)
-            if json_length > _MAX_JSON or body_length > _MAX_BODY:
+        while len(self._buffer) >= HEADER.size:
+            json_length, body_length = HEADER.unpack_from(self._buffer)
+            if json_length > MAX_JSON or body_length > MAX_BODY:
                 raise self.fail("sent more than was asked for")
-            end = _HEADER.size + json_length + body_length
+            end = HEADER.size + json_length + body_length
             if len(self._buffer) < end:
                 return
-            text = bytes(self._buffer[_HEADER.size : _HEADER.size + json_length])
-            body = bytes(self._buffer[_HEADER.size + json_length : end])
+            text = bytes(self._buffer[HEADER.size : HEADER.size + json_length])
+            body = bytes(self._buffer[HEADER.size + json_length : end])
             del self._buffer[:end]
             try:
                 message = json.loads(text)
@@ -330,7 +323,7 @@ def start(
     if os.geteuid() != 0:
         uid = None
     elif uid == 0:
-        uid, like = _NOBODY, None
+        uid, like = NOBODY, None
     asks = files = None
     if sql:
         global _prepared
@@ -339,7 +332,7 @@ def start(
     if having is not None:
         files = having._files
     elif uid is not None:
-        files = _fork(lambda: _FileServer(_enter(uid, like, roots)), f"reads as uid {uid}", in_order=True)
+        files = _fork(lambda: FileServer(enter(uid, like, roots)), f"reads as uid {uid}", in_order=True)
     return Owner(uid, files, asks)
 
 
@@ -361,10 +354,10 @@ def discard() -> None:
 
 
 def _fork_sql() -> _Child:
-    return _fork(_SqlServer, "asks over SQL", in_order=False)
+    return _fork(SqlServer, "asks over SQL", in_order=False)
 
 
-def _fork(make: Callable[[], _FileServer | _SqlServer], name: str, *, in_order: bool) -> _Child:
+def _fork(make: Callable[[], FileServer | SqlServer], name: str, *, in_order: bool) -> _Child:
     opened: list[int] = []
     try:
         opened += os.pipe2(os.O_CLOEXEC)
@@ -378,247 +371,7 @@ def _fork(make: Callable[[], _FileServer | _SqlServer], name: str, *, in_order: 
     os.set_blocking(to, False)
     os.set_blocking(from_, False)
     if pid == 0:
-        _live(make, requests, answers)
+        live(make, requests, answers)
     os.close(requests)
     os.close(answers)
     return _Child(pid, to, from_, name, in_order=in_order)
-
-
-# the child's side -------------------------------------------------------------------------------
-
-
-def _live(make: Callable[[], _FileServer | _SqlServer], requests: int, answers: int) -> NoReturn:
-    """Be the child: nothing of the parent's is run, written or left open, and it ends when the parent does."""
-    try:
-        import signal
-
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            if fd > 2 and fd not in (requests, answers):
-                try:
-                    os.close(fd)
-                except OSError:
-                    pass
-        _serve(make, requests, answers)
-    finally:
-        os._exit(0)
-
-
-def _serve(make: Callable[[], _FileServer | _SqlServer], requests: int, answers: int) -> None:
-    def send(message: Mapping[str, object], body: bytes = b"") -> None:
-        text = json.dumps(message).encode()
-        if len(text) > _MAX_JSON or len(body) > _MAX_BODY:
-            why = os.strerror(errno.EFBIG)
-            text, body = json.dumps({"id": message["id"], "errno": errno.EFBIG, "why": why}).encode(), b""
-        data = memoryview(_HEADER.pack(len(text), len(body)) + text + body)
-        while data:
-            data = data[os.write(answers, data) :]
-
-    server: _FileServer | _SqlServer | None = None
-    failed = ""
-    try:
-        server = make()
-    except OSError as error:
-        failed = str(error)
-    while True:
-        length, _ = _HEADER.unpack(_read_exactly(requests, _HEADER.size))
-        request = json.loads(_read_exactly(requests, length))
-        if server is None:
-            send({"id": request["id"], "failed": failed})
-        else:
-            server.serve(request, send)
-
-
-def _read_exactly(fd: int, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        chunk = os.read(fd, length - len(data))
-        if not chunk:
-            os._exit(0)  # the parent is gone, or has closed us
-        data += chunk
-    return data
-
-
-_Send = Callable[..., None]
-
-
-class _Roots:
-    """The file systems that a child may read: this host's, and containers' below their roots."""
-
-    def __init__(self, opened: Mapping[str, str]) -> None:
-        self._opened = opened
-        self._hosts: dict[str | None, LiveHost | ContainerHost] = {None: LiveHost()}
-
-    def path(self, root: str) -> str:
-        return self._opened.get(root, root)
-
-    def host(self, root: str | None) -> LiveHost | ContainerHost:
-        found = self._hosts.get(root)
-        if found is None:
-            assert root is not None
-            found = self._hosts[root] = ContainerHost(self.path(root))
-        return found
-
-
-class _FileServer:
-    """Serves reads, in the order of requests."""
-
-    def __init__(self, roots: _Roots) -> None:
-        self._roots = roots
-
-    def serve(self, request: dict[str, Any], send: _Send) -> None:
-        answer: object = None
-        body = b""
-        host = self._roots.host(request["root"])
-        path, arguments = request["path"], request["arguments"]
-        try:
-            if request["do"] == "read":
-                body = host._fetch(path, *arguments)
-            elif request["do"] == "list":
-                answer = host._names(path)
-            elif request["do"] == "link":
-                answer = host._target(path)
-            elif request["do"] == "status":
-                s = host._status(path)
-                answer = [s.is_directory, s.uid, s.mode, s.size, s.modified]
-            else:
-                answer = procmap.page_bytes(*arguments)
-        except (OSError, ValueError) as error:
-            if not isinstance(error, OSError):  # a NUL in a path
-                error = FileNotFoundError(errno.ENOENT, "")
-            send({"id": request["id"], "errno": error.errno or errno.EIO, "why": error.strerror or str(error)})
-            return
-        send({"id": request["id"], "answer": answer}, body)
-
-
-class _SqlServer:
-    """Asks servers, each request in a thread of its own: one that hangs holds up no other."""
-
-    _MAX_THREADS = 32
-    _MAX_DATA_BYTES = 256 << 20
-
-    def __init__(self) -> None:
-        import pwd  # noqa: F401 - once the rights are dropped, Python's own files may be out of reach
-        import resource
-        import threading
-
-        from pgpreemptcheck.facts import server
-
-        server.import_driver()
-        self._server = server
-        self._threading = threading
-        self._lock = threading.Lock()
-        self._free = threading.Semaphore(self._MAX_THREADS)
-        threading.stack_size(1 << 20)
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = self._MAX_DATA_BYTES if hard == resource.RLIM_INFINITY else min(hard, self._MAX_DATA_BYTES)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))  # a server may send without end
-        self._failed = "whose rights to ask with was not said"
-        self._name: str | None = None
-        self._roots = _Roots({})
-
-    def _enter(self, uid: int | None, like: int | None, roots: Sequence[str]) -> None:
-        self._server.clean_environment(trusted=os.geteuid() != 0, home=uid is None)
-        self._name = os.environ.get("PGUSER") or _user_name(os.geteuid() if uid is None else uid)
-        try:
-            self._roots = _enter(uid, like, roots)
-            self._failed = ""
-        except OSError as error:
-            self._failed = str(error)
-
-    def serve(self, request: dict[str, Any], send: _Send) -> None:
-        if request.get("do") == "enter":
-            self._enter(request["uid"], request["like"], request["roots"])
-            return
-        if self._failed:
-            send({"id": request["id"], "failed": self._failed})
-            return
-
-        def work() -> None:
-            with self._free:
-                try:
-                    answer = self._answer(request)
-                except Exception as error:
-                    answer = {"refused": f"asking failed: {type(error).__name__}"}
-            with self._lock:
-                send({"id": request["id"], "answer": answer})
-
-        self._threading.Thread(target=work, daemon=True).start()
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        directories = request["directories"]
-        if request["root"] is not None:
-            host = self._roots.host(request["root"])
-            assert isinstance(host, ContainerHost)
-            # Resolved inside the container, where /var/run is a link to an absolute path.
-            directories = [host._below(path) for path in directories if path.startswith("/")]
-        users = request["users"] or self._users(request["root"])
-        return self._server.ask(
-            directories=directories, port=request["port"], users=users, dsn=request["dsn"], deep=request["deep"]
-        )
-
-    def _users(self, root: str | None) -> list[str]:
-        if root is None and self._name is not None and self._name != "postgres":
-            return [self._name, "postgres"]
-        return ["postgres"]
-
-
-def _user_name(uid: int) -> str | None:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return None
-
-
-def _enter(uid: int | None, like: int | None, roots: Sequence[str]) -> _Roots:
-    """Take on the rights of a user for good, and return the file systems to read. Raises OSError."""
-    opened: dict[str, str] = {}
-    import fcntl  # noqa: F401 - procmap needs it after the switch, when Python's own files may be out of reach
-
-    if uid is None:
-        return _Roots(opened)
-    for root in roots:
-        try:
-            opened[root] = f"/proc/self/fd/{os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}"
-        except OSError:
-            pass  # it may have ended: the read will say so
-    gid, groups = _groups(uid, like)
-    try:
-        os.chdir("/")
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    except OSError as error:
-        raise OSError(f"the rights of uid {uid} cannot be taken on: {error.strerror}") from None
-    try:
-        os.setuid(0)
-    except OSError:
-        return _Roots(opened)
-    raise OSError(f"the rights of uid {uid} cannot be taken on for good: root's could be had back")
-
-
-def _groups(uid: int, like: int | None) -> tuple[int, list[int]]:
-    """Return the group and the further groups of a process of that user, else of the user."""
-    if like is not None:
-        try:
-            with open(f"/proc/{like}/status", "rb") as file:
-                fields = dict(line.split(b":", 1) for line in file.read(1 << 20).splitlines() if b":" in line)
-            # The real ones: a setgid program under a server's name must not lend us its group.
-            if {int(word) for word in fields[b"Uid"].split()} == {uid}:
-                return int(fields[b"Gid"].split()[0]), [int(word) for word in fields[b"Groups"].split()]
-        except (OSError, ValueError, KeyError, IndexError):
-            pass
-    import pwd
-
-    try:
-        user = pwd.getpwuid(uid)
-        return user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
-    except (KeyError, OSError):
-        return _NOBODY, []

@@ -94,9 +94,9 @@ def capture(root: str, clusters: Sequence[Cluster]) -> None:
 
 
 def asked(cluster: Cluster) -> dict[str, Any]:
-    from pgpreemptcheck.facts import server
+    from pgpreemptcheck import sql
 
-    return server.ask(directories=[cluster.directory], port=cluster.port, users=["postgres"])
+    return sql.ask(directories=[cluster.directory], port=cluster.port, users=["postgres"])
 
 
 def keep_process(root: str, pid: int) -> None:

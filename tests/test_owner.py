@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pgpreemptcheck import owner, procmap
+from pgpreemptcheck import owner, ownerchild, procmap
 from pgpreemptcheck.host import LiveHost
 from pgpreemptcheck.owner import Owner, OwnerHost
 from pgpreemptcheck.values import Known, Unknown
@@ -271,14 +271,14 @@ def lying(answer: Callable[[int], bytes]) -> Owner:
 
 
 def frame(text: bytes, body: bytes = b"") -> bytes:
-    return owner._HEADER.pack(len(text), len(body)) + text + body
+    return ownerchild.HEADER.pack(len(text), len(body)) + text + body
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         (b"\xff" * 64, "sent more than was asked for"),
-        (owner._HEADER.pack(2, 1 << 31) + b"{}", "sent more than was asked for"),
+        (ownerchild.HEADER.pack(2, 1 << 31) + b"{}", "sent more than was asked for"),
         (frame(b"not JSON"), "talks nonsense"),
         (frame(b"[" * 100_000), "talks nonsense"),
         (frame(b"9" * 6000), "talks nonsense"),

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgpreemptcheck import owner
-from pgpreemptcheck.facts import server as sql
+from pgpreemptcheck import owner, sql
+from pgpreemptcheck.facts import server as server_facts
 from pgpreemptcheck.facts.server import FileError
 from pgpreemptcheck.values import Fact, Known, Unknown
 from tests import servers, tool
@@ -77,7 +77,7 @@ def test_every_major_is_read_as_it_says_itself(server: Server) -> None:
         with open(f"{running.directory}/postgresql.auto.conf", "a") as file:
             file.write("no_such_setting = 1\n")
         answer = ask(running)
-        found = sql.facts(answer)
+        found = server_facts.facts(answer)
         assert plain(found.version) == said("SHOW server_version")
         settings = plain(found.settings)
         theirs = own.execute(
@@ -112,8 +112,8 @@ def test_every_major_is_read_as_it_says_itself(server: Server) -> None:
         else:
             assert gap(found.huge_pages_status).kind == "unsupported"
         assert gap(found.unused_buffers).kind == ("absent" if server.major >= 16 else "unsupported")
-        assert sql.belongs_to(answer, running.pid, running.directory)
-        assert not sql.belongs_to(answer, os.getpid(), running.directory)
+        assert server_facts.belongs_to(answer, running.pid, running.directory)
+        assert not server_facts.belongs_to(answer, os.getpid(), running.directory)
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_backends_that_are_active_are_counted() -> None:
         for connection in busy[:2]:
             connection.pgconn.send_query(b"SELECT pg_sleep(30)")
         deadline = time.monotonic() + 5
-        while plain(sql.facts(ask(running)).active_backends) != 2:
+        while plain(server_facts.facts(ask(running)).active_backends) != 2:
             assert time.monotonic() < deadline
         for connection in busy:
             connection.cancel()
@@ -131,7 +131,7 @@ def test_backends_that_are_active_are_counted() -> None:
         with psycopg.connect(running.conninfo, autocommit=True) as own:
             own.execute("ALTER ROLE postgres SET track_activities = off")
             with psycopg.connect(running.conninfo):
-                assert "track_activities" in gap(sql.facts(ask(running)).active_backends).reason
+                assert "track_activities" in gap(server_facts.facts(ask(running)).active_backends).reason
 
 
 @pytest.mark.slow
@@ -140,15 +140,15 @@ def test_unused_buffers_where_that_is_affordable(major: int, monkeypatch: pytest
     with started(require(major)) as running, psycopg.connect(running.conninfo, autocommit=True) as own:
         own.execute('CREATE SCHEMA "odd Name"')
         own.execute('CREATE EXTENSION pg_buffercache SCHEMA "odd Name"')
-        unused = plain(sql.facts(ask(running)).unused_buffers)
+        unused = plain(server_facts.facts(ask(running)).unused_buffers)
         theirs = own.execute('SELECT buffers_unused FROM "odd Name".pg_buffercache_summary()').fetchone()[0]
         assert theirs <= unused < 2048
         assert unused - theirs < 200  # other pages were read in between
         monkeypatch.setattr(sql, "AFFORDABLE_BYTES", 16 << 20)
-        assert gap(sql.facts(ask(running)).unused_buffers).hint == "run it with --deep"
-        assert plain(sql.facts(ask(running, deep=True)).unused_buffers) <= unused
+        assert gap(server_facts.facts(ask(running)).unused_buffers).hint == "run it with --deep"
+        assert plain(server_facts.facts(ask(running, deep=True)).unused_buffers) <= unused
         monkeypatch.setattr(sql, "AFFORDABLE_BYTES", (16 << 20) + 1)
-        assert plain(sql.facts(ask(running)).unused_buffers) <= unused
+        assert plain(server_facts.facts(ask(running)).unused_buffers) <= unused
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_function_that_only_bears_the_name_is_not_called() -> None:
             "CREATE FUNCTION public.pg_buffercache_summary(OUT buffers_unused bigint) LANGUAGE plpgsql"
             " AS $$ BEGIN RAISE EXCEPTION 'called'; END $$"
         )
-        found = gap(sql.facts(ask(running)).unused_buffers)
+        found = gap(server_facts.facts(ask(running)).unused_buffers)
         assert found.kind == "absent"
         assert "called" not in running.log()
 
@@ -174,7 +174,7 @@ def test_a_plain_role_loses_only_what_it_may_not_see(major: int) -> None:
     with started(require(major)) as running, psycopg.connect(running.conninfo, autocommit=True) as own:
         own.execute("CREATE ROLE plain LOGIN")
         answer = ask(running, users=["plain"])
-        found = sql.facts(answer)
+        found = server_facts.facts(answer)
         assert plain(found.settings)["max_connections"] == "100"
         assert "data_directory" not in plain(found.settings)
         for fact in (found.active_backends, found.file_errors):
@@ -182,9 +182,11 @@ def test_a_plain_role_loses_only_what_it_may_not_see(major: int) -> None:
             assert gap(fact).hint.startswith("ask as a superuser")
         assert "permission denied" in gap(found.file_errors).reason
         assert plain(found.in_recovery) is False
-        assert sql.belongs_to(answer, running.pid, running.directory)  # the postmaster is at the socket's other end
+        assert server_facts.belongs_to(
+            answer, running.pid, running.directory
+        )  # the postmaster is at the socket's other end
         own.execute("GRANT pg_monitor TO plain")
-        assert plain(sql.facts(ask(running, users=["plain"])).active_backends) == 0
+        assert plain(server_facts.facts(ask(running, users=["plain"])).active_backends) == 0
 
 
 @pytest.mark.slow
@@ -224,7 +226,7 @@ def test_other_roles_and_databases_are_tried_in_turn() -> None:
         own.execute("DROP DATABASE postgres")
         answer = ask(running, directories=["/nonexistent", running.socket_directory])
         assert (answer["user"], answer["database"]) == ("postgres", "template1")
-        found = gap(sql.facts(ask(running, users=["nosuch"])).settings)
+        found = gap(server_facts.facts(ask(running, users=["nosuch"])).settings)
         assert 'role "nosuch" does not exist' in found.reason
         assert (found.kind, "--dsn" in found.hint) == ("permission", True)
 
@@ -240,7 +242,7 @@ def test_a_server_that_takes_nobody_says_why(major: int) -> None:
                 stack.enter_context(psycopg.connect(running.conninfo))
             answer = ask(running)
             assert answer["code"] == "full"
-            assert "too many clients" in gap(sql.facts(answer).version).reason
+            assert "too many clients" in gap(server_facts.facts(answer).version).reason
         running.stop()
         with open(f"{running.directory}/standby.signal", "w"):
             pass
@@ -249,7 +251,7 @@ def test_a_server_that_takes_nobody_says_why(major: int) -> None:
             before = standby.log().count("FATAL")
             answer = ask(standby)
             assert answer["code"] == "starting"
-            assert gap(sql.facts(answer).version).hint == "run it again when the server accepts connections"
+            assert gap(server_facts.facts(answer).version).hint == "run it again when the server accepts connections"
             assert standby.log().count("FATAL") == before + 1  # and it is not knocked at again
 
 
@@ -263,13 +265,13 @@ def test_a_server_in_recovery_says_so() -> None:
             deadline = time.monotonic() + 10
             while "refused" in (answer := ask(standby)):
                 assert time.monotonic() < deadline
-            assert plain(sql.facts(answer).in_recovery) is True
+            assert plain(server_facts.facts(answer).in_recovery) is True
 
 
 def test_no_socket_is_no_server() -> None:
     answer = sql.ask(directories=["/nonexistent"], users=["postgres"])
     assert answer["code"] == "socket"
-    assert gap(sql.facts(answer).settings).hint == "give the server's address by --dsn"
+    assert gap(server_facts.facts(answer).settings).hint == "give the server's address by --dsn"
 
 
 @needs_root
@@ -287,16 +289,16 @@ def test_peer_authentication_with_the_owners_rights(server: Server) -> None:
             assert gap(files.read("/etc/shadow")).kind == "permission"
             assert isinstance(files.read(f"/proc/{running.pid}/maps"), Known)
             answer = pending.answer()
-            assert plain(sql.facts(answer).version).split()[0] == server.version
-            assert sql.belongs_to(answer, running.pid, running.directory)
+            assert plain(server_facts.facts(answer).version).split()[0] == server.version
+            assert server_facts.belongs_to(answer, running.pid, running.directory)
         assert not isinstance(answer, Unknown)
         assert answer["backend_parent_pid"] == answer["peer_pid"] == running.pid
         with owner.start(65534, sql=True) as found:
-            refused = gap(sql.facts(found.sql(**where).answer()).version)  # type: ignore[arg-type]
+            refused = gap(server_facts.facts(found.sql(**where).answer()).version)  # type: ignore[arg-type]
             assert (refused.kind, refused.hint) == ("permission", "run it as root or as the owner of the cluster")
             assert "Permission denied" in refused.reason
         wrong = sql.ask(**where, users=["postgres"])  # type: ignore[arg-type]
-        refused = gap(sql.facts(wrong).version)
+        refused = gap(server_facts.facts(wrong).version)
         assert refused.kind == "permission"
         assert 'Peer authentication failed for user "postgres"' in refused.reason
 
@@ -307,7 +309,7 @@ def test_many_servers_of_one_owner_share_one_child() -> None:
     with started(require(15)) as running, owner.start(server_user().pw_uid, like=running.pid, sql=True) as found:
         where = {"directories": [running.socket_directory], "port": running.port}
         pending = [found.sql(**where) for _ in range(60)]  # type: ignore[arg-type]
-        assert all(plain(sql.facts(one.answer()).in_recovery) is False for one in pending)
+        assert all(plain(server_facts.facts(one.answer()).in_recovery) is False for one in pending)
 
 
 @needs_root
@@ -333,7 +335,7 @@ def test_a_containers_socket_is_looked_for_inside_its_root() -> None:
                 assert time.monotonic() < deadline
             with owner.start(server_user().pw_uid, like=running.pid, roots=[root], sql=True) as found:
                 answer = found.sql(directories=["/var/run/postgresql"], port=running.port, root=root).answer()
-                assert sql.belongs_to(answer, running.pid, None)
+                assert server_facts.belongs_to(answer, running.pid, None)
         finally:
             os.kill(holder, 9)
             os.waitpid(holder, 0)
@@ -360,7 +362,7 @@ def test_a_server_that_never_answers_costs_one_timeout(monkeypatch: pytest.Monke
         answer = sql.ask(**where)
         assert time.monotonic() - began < 4
         assert answer["code"] == "time"
-        assert "timeout" in gap(sql.facts(answer).version).reason
+        assert "timeout" in gap(server_facts.facts(answer).version).reason
 
 
 @pytest.mark.slow
@@ -369,8 +371,8 @@ def test_a_server_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(owner, "SQL_SECONDS", 2.5)
         hanging = found.sql(**where)
         good = found.sql(directories=[running.socket_directory], port=running.port, users=["postgres"])
-        assert gap(sql.facts(hanging.answer()).version).reason == "no answer over SQL came in time"
-        assert plain(sql.facts(good.answer()).in_recovery) is False
+        assert gap(server_facts.facts(hanging.answer()).version).reason == "no answer over SQL came in time"
+        assert plain(server_facts.facts(good.answer()).in_recovery) is False
 
 
 @pytest.mark.slow
@@ -379,7 +381,7 @@ def test_locks_and_long_statements_end_alone(monkeypatch: pytest.MonkeyPatch) ->
         own.execute("LOCK TABLE pg_catalog.pg_extension IN ACCESS EXCLUSIVE MODE")
         monkeypatch.setitem(sql._QUERIES, "allocated", "SELECT pg_sleep(60)")
         began = time.monotonic()
-        found = sql.facts(ask(running))
+        found = server_facts.facts(ask(running))
         assert time.monotonic() - began < 6
         assert "due to lock timeout" in gap(found.unused_buffers).reason
         assert "due to statement timeout" in gap(found.buffers_allocated).reason
@@ -391,7 +393,7 @@ def test_locks_and_long_statements_end_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(require(15)) as running:
         monkeypatch.setitem(sql._QUERIES, "allocated", "SELECT 1; CREATE TABLE public.x()")
-        assert "read-only transaction" in gap(sql.facts(ask(running)).buffers_allocated).reason
+        assert "read-only transaction" in gap(server_facts.facts(ask(running)).buffers_allocated).reason
 
 
 # poolers and --dsn --------------------------------------------------------------------------------
@@ -452,10 +454,10 @@ def test_a_pooler_in_between_is_not_harmed(major: int) -> None:
         after = session()
         assert answer["backend_pid"] == before[0][0], "it went through the same server connection"
         assert after == before
-        found = sql.facts(answer)
+        found = server_facts.facts(answer)
         assert plain(found.settings)["data_directory"] == running.directory
         assert answer["peer_pid"] != running.pid
-        assert sql.belongs_to(answer, running.pid, running.directory)
+        assert server_facts.belongs_to(answer, running.pid, running.directory)
 
 
 @pytest.mark.slow
@@ -470,8 +472,8 @@ def test_a_pooler_without_a_free_connection_ends_by_the_timeout(monkeypatch: pyt
         monkeypatch.setattr(owner, "SQL_SECONDS", 2.0)
         pending = found.sql(dsn=pool)
         direct = found.sql(directories=[running.socket_directory], port=running.port, users=["postgres"])
-        assert plain(sql.facts(direct.answer()).in_recovery) is False
-        assert gap(sql.facts(pending.answer()).version).reason == "no answer over SQL came in time"
+        assert plain(server_facts.facts(direct.answer()).in_recovery) is False
+        assert gap(server_facts.facts(pending.answer()).version).reason == "no answer over SQL came in time"
 
 
 @pytest.mark.slow
@@ -481,9 +483,9 @@ def test_a_dsn_over_tcp_belongs_to_its_postmaster_and_shows_no_password() -> Non
         answer = ask(running, dsn=dsn)
         assert answer["peer_pid"] is None
         assert answer["server_address"] == "127.0.0.1"
-        assert sql.belongs_to(answer, running.pid, running.directory + "/", time.time() - 5)
-        assert not sql.belongs_to(answer, running.pid, "/elsewhere")
-        assert not sql.belongs_to(answer, running.pid, running.directory, 1000.0)
+        assert server_facts.belongs_to(answer, running.pid, running.directory + "/", time.time() - 5)
+        assert not server_facts.belongs_to(answer, running.pid, "/elsewhere")
+        assert not server_facts.belongs_to(answer, running.pid, running.directory, 1000.0)
         assert "SECRET" not in json.dumps(answer)
         refused = ask(running, dsn=dsn.replace("/postgres", "/SECRET-{x}").replace("//SECRET-{x}:", "//postgres:"))
         assert "does not exist" in refused["refused"]
@@ -528,17 +530,17 @@ KEYS = ("version", "version_number", "in_recovery", "started", "refused", "code"
 )
 def test_no_answer_raises(answer: dict[str, Any], results: Any) -> None:
     answer["results"] = results
-    found = sql.facts(answer)
-    sql.belongs_to(answer, 1, "/d", 5.0)
+    found = server_facts.facts(answer)
+    server_facts.belongs_to(answer, 1, "/d", 5.0)
     for name in ("settings", "active_backends", "file_errors", "unused_buffers", "started"):
         assert isinstance(getattr(found, name), (Known, Unknown))
 
 
 def test_no_answer_at_all_is_that_everywhere() -> None:
     why = Unknown("no SQL", "hint")
-    found = sql.facts(why)
+    found = server_facts.facts(why)
     assert {found.version, found.settings, found.unused_buffers} == {why}
-    assert not sql.belongs_to(why, 1, "/d")
+    assert not server_facts.belongs_to(why, 1, "/d")
 
 
 def answer(**more: Any) -> dict[str, Any]:
@@ -572,4 +574,4 @@ def answer(**more: Any) -> dict[str, Any]:
 def test_which_server_answered(
     said: dict[str, Any], directory: str | None, started_at: float | None, expected: bool
 ) -> None:
-    assert sql.belongs_to(said, 7, directory, started_at) is expected
+    assert server_facts.belongs_to(said, 7, directory, started_at) is expected

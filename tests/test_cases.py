@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pgpreemptcheck.captured import open_captured
-from pgpreemptcheck.facts import cpus, hugepages, kernel, kernel_command_line, meminfo
+from pgpreemptcheck.facts import cpus, hugepages, kernel, kernel_command_line, kernel_identity, meminfo
 from pgpreemptcheck.facts.kernel_config import version_of
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Known, Unknown
@@ -90,7 +90,7 @@ def test_kernel_config(expected: Path, place: str, tmp_path: Path) -> None:
 def test_uname(expected: Path, tmp_path: Path) -> None:
     right, source = load(expected)
     host = lay(tmp_path, {"uname.txt": source.read_bytes()})
-    identity = kernel.identify(host)
+    identity = kernel_identity.identify(host)
     result = kernel.read(host, identity)
     assert plain(result.release) == right["release"]
     assert plain(identity.arch) == right["arch"]

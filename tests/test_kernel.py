@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgpreemptcheck.captured import open_captured
-from pgpreemptcheck.facts import kernel, kernel_command_line, kernel_config, kernel_log
+from pgpreemptcheck.facts import kernel, kernel_command_line, kernel_config, kernel_identity, kernel_log
 from pgpreemptcheck.facts.kernel import DEBUGFS, Kernel, Preemption
 from pgpreemptcheck.facts.kernel_command_line import CommandLine
 from pgpreemptcheck.values import Fact, Known, Unknown
@@ -104,7 +104,7 @@ def mode(result: Kernel) -> tuple[str, str | None, str]:
     ],
 )
 def test_uname_forms(text: str, release: str, arch: str, token: str | None) -> None:
-    identity = kernel.identify(FakeHost({"uname.txt": text}))
+    identity = kernel_identity.identify(FakeHost({"uname.txt": text}))
     assert (known(identity.release), known(identity.arch), known(identity.token)) == (release, arch, token)
 
 
@@ -115,7 +115,7 @@ def test_a_version_cut_within_its_token_is_not_a_kernel_without_preemption() -> 
 
 
 def test_proc_takes_the_place_of_uname() -> None:
-    identity = kernel.identify(
+    identity = kernel_identity.identify(
         FakeHost(
             {"/proc/version": "Linux version 5.14.0-427.el9.x86_64 (b@h) (gcc) #1 SMP PREEMPT_DYNAMIC Wed May 1\n"}
         )
@@ -129,14 +129,14 @@ def test_the_line_of_proc_version_given_as_uname() -> None:
     text = (
         "Linux version 6.1.0-13-amd64 (d@k) (gcc-12 (Debian 12.2.0-14) 12.2.0) #1 SMP PREEMPT_DYNAMIC Debian 6.1.55-1\n"
     )
-    identity = kernel.identify(FakeHost({"uname.txt": text}))
+    identity = kernel_identity.identify(FakeHost({"uname.txt": text}))
     assert (known(identity.release), known(identity.token)) == ("6.1.0-13-amd64", "PREEMPT_DYNAMIC")
     assert isinstance(identity.nodename, Unknown)
 
 
 def test_the_kernel_log_names_the_kernel_where_nothing_else_does() -> None:
     log = "[    0.000000] Linux version 6.1.0-37-amd64 (d@k) (gcc-12) #1 SMP PREEMPT_DYNAMIC Debian 6.1.140-1\n"
-    identity = kernel.identify(FakeHost({"dmesg.txt": log}))
+    identity = kernel_identity.identify(FakeHost({"dmesg.txt": log}))
     assert (known(identity.release), known(identity.token)) == ("6.1.0-37-amd64", "PREEMPT_DYNAMIC")
 
 
@@ -588,7 +588,7 @@ def test_a_log_file_of_another_boot_does_not_count(change: dict[str, str], objec
         **change,
     }
     host = FakeHost(files)
-    identity = kernel.identify(host)
+    identity = kernel_identity.identify(host)
     text = kernel_log.boot_log_file(host, identity.release, kernel.read(host).command_line.text)
     assert objection in reason(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgpreemptcheck.engine import parsedrules, rules, yamlfile
+from pgpreemptcheck.engine import parsedrules, rulefiles, yamlfile
 from pgpreemptcheck.engine.yamlfile import YamlList, YamlMap
 
 
@@ -17,7 +17,7 @@ def with_lines(value: Any) -> Any:
 
 
 def test_parsed_rules_are_the_yaml_files() -> None:
-    files = {file.name: file.data for file in rules.shipped_files()}
+    files = {file.name: file.data for file in rulefiles.shipped_files()}
     loaded = parsedrules.load(parsedrules.dump(files).encode(), files)
     assert list(loaded) == list(files) and len(files) >= 4
     for name, data in files.items():

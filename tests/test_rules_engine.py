@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pgpreemptcheck.engine import rules, ruletests, yamlfile
+from pgpreemptcheck.engine import rulefiles, rules, ruletests, yamlfile
 from pgpreemptcheck.engine.evaluate import Evaluation, Finding, Verdict, evaluate
-from pgpreemptcheck.engine.rules import RuleFile, RuleSet, compile_rules
+from pgpreemptcheck.engine.rulefiles import RuleFile
+from pgpreemptcheck.engine.rules import RuleSet, compile_rules
 from pgpreemptcheck.engine.schema import Schema
 from pgpreemptcheck.engine.types import RuleError
 from pgpreemptcheck.values import Known, Unknown
@@ -486,22 +487,22 @@ def test_folders(tmp_path: Any) -> None:
         elif name == "file":
             (tmp_path / name).write_text("x")
         with pytest.raises(RuleError, match=message) as error:
-            rules.user_files(str(tmp_path / name))
+            rulefiles.user_files(str(tmp_path / name))
         assert "\n" not in str(error.value)
     (tmp_path / "good").mkdir(mode=0o755)
     (tmp_path / "good" / "a.yaml").write_text(rule())
     (tmp_path / "good" / ".hidden.yaml").write_text("{")
     (tmp_path / "good" / "README").write_text("{")
-    assert [(f.name, f.shipped) for f in rules.user_files(str(tmp_path / "good"))] == [
+    assert [(f.name, f.shipped) for f in rulefiles.user_files(str(tmp_path / "good"))] == [
         (str(tmp_path / "good" / "a.yaml"), False)
     ]
     os.mkfifo(tmp_path / "good" / "b.yaml", 0o600)  # must not block
     with pytest.raises(RuleError, match=r"b\.yaml: a readable rule file is expected \(not a regular file\)"):
-        rules.user_files(str(tmp_path / "good"))
+        rulefiles.user_files(str(tmp_path / "good"))
     (tmp_path / "good" / "b.yaml").unlink()
     (tmp_path / "good" / "b.yaml").mkdir()
     with pytest.raises(RuleError, match=r"b\.yaml: a readable rule file"):
-        rules.user_files(str(tmp_path / "good"))
+        rulefiles.user_files(str(tmp_path / "good"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root refuses rules of other users, and only root can make them")
@@ -513,7 +514,7 @@ def test_root_reads_no_rules_that_others_can_write(tmp_path: Any, what: str) -> 
     file.write_text(rule())
     for path, mode in ((folder.parent, 0o755), (folder, 0o755), (file, 0o644)):
         path.chmod(mode)
-    assert len(rules.user_files(str(folder))) == 1
+    assert len(rulefiles.user_files(str(folder))) == 1
     if what == "folder":
         folder.chmod(0o775)
     elif what == "file":
@@ -530,7 +531,7 @@ def test_root_reads_no_rules_that_others_can_write(tmp_path: Any, what: str) -> 
         file.rename(tmp_path / "open" / "real.yaml")
         file.symlink_to(tmp_path / "open" / "real.yaml")
     with pytest.raises(RuleError, match="as root"):
-        rules.user_files(str(folder))
+        rulefiles.user_files(str(folder))
 
 
 def test_the_shipped_rules_load_and_pass_their_tests() -> None:

@@ -6,6 +6,7 @@ import re
 
 from pgpreemptcheck.facts import kernel as kernel_facts
 from pgpreemptcheck.facts.kernel import Kernel
+from pgpreemptcheck.facts.kernel_identity import Identity, identify
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
@@ -32,9 +33,9 @@ class Cpus:
     sched_ext: Fact[bool] = measured(doc="a sched_ext (BPF) scheduler is active")
 
 
-def read(host: Host, kernel: Kernel | None = None, identity: kernel_facts.Identity | None = None) -> Cpus:
+def read(host: Host, kernel: Kernel | None = None, identity: Identity | None = None) -> Cpus:
     """Return the CPUs of a host; on a capture, what the tool itself may use is Unknown."""
-    identity = identity or kernel_facts.identify(host)
+    identity = identity or identify(host)
     kernel = kernel or kernel_facts.read(host, identity)
     own: CpuShare | Unknown
     if host.live:

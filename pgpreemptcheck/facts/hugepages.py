@@ -13,6 +13,7 @@ from pgpreemptcheck.facts import kernel as kernel_facts
 from pgpreemptcheck.facts import meminfo
 from pgpreemptcheck.facts.kernel import Kernel
 from pgpreemptcheck.facts.kernel_config import architecture_of, version_of
+from pgpreemptcheck.facts.kernel_identity import identify
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
@@ -302,7 +303,7 @@ def _base_page_bytes(host: Host, kernel: Kernel | None, arch: Fact[str] | None) 
         match = re.search(r"[+.-](4|16|64)k(?![A-Za-z0-9])", kernel.release.value)
         if match:
             return Known(int(match[1]) << 10, f"the release {kernel.release.value}", "inferred")
-    arch = arch or kernel_facts.identify(host).arch
+    arch = arch or identify(host).arch
     if isinstance(arch, Known) and architecture_of(arch.value) in ("x86", "s390"):
         return Known(4096, f"{arch.source}: {arch.value} has 4 kB pages only")
     return Unknown(

@@ -9,7 +9,8 @@ from pgpreemptcheck.facts import hugepages as huge_page_facts
 from pgpreemptcheck.facts import kernel as kernel_facts
 from pgpreemptcheck.facts.cpus import Cpus
 from pgpreemptcheck.facts.hugepages import HugePages, Memory
-from pgpreemptcheck.facts.kernel import Identity, Kernel
+from pgpreemptcheck.facts.kernel import Kernel
+from pgpreemptcheck.facts.kernel_identity import Identity, identify
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, measured, record
 
@@ -37,7 +38,7 @@ class System:
 
 def read(host: Host) -> System:
     """Return everything that is measured of a host, clusters aside."""
-    identity = kernel_facts.identify(host)
+    identity = identify(host)
     kernel = kernel_facts.read(host, identity)
     return System(
         hostname=_hostname(host, identity),

@@ -48,8 +48,14 @@ def stopped_clusters(
             take((real_path(host, path.value) for path in named if isinstance(path, Known)), postmaster.uid)
     found: list[StoppedCluster] = []
     known: set[str] = set()
+
+    def runs_from(config_file: str) -> bool:
+        """Return whether a process of the very user whose configuration it is runs from it: no need to read it."""
+        status = host.status(config_file) if host.live else None
+        return isinstance(status, Known) and status.value.uid in taken.get(real_path(host, config_file), ())
+
     # those first that say of themselves what is so: another user's configuration may name any data directory
-    for cluster in sorted(_everywhere(host, pgdata, files), key=lambda c: isinstance(c.uid, Unknown)):
+    for cluster in sorted(_everywhere(host, pgdata, files, runs_from), key=lambda c: isinstance(c.uid, Unknown)):
         names = {real_path(host, cluster.data_directory)}
         if isinstance(cluster.config_file, Known):
             names.add(real_path(host, cluster.config_file.value))
@@ -98,10 +104,16 @@ def _is_absent(fact: Fact[object]) -> bool:
     return isinstance(fact, Unknown) and fact.kind == "absent"
 
 
-def _everywhere(host: Host, pgdata: Sequence[str], files: Files) -> Iterable[StoppedCluster]:
+def _everywhere(
+    host: Host, pgdata: Sequence[str], files: Files, runs_from: Callable[[str], bool]
+) -> Iterable[StoppedCluster]:
     for directory in pgdata:
         yield _given(host, directory, files)
-    yield from _debian(host, files)
+    for number, name in _debian_clusters(host):
+        if not runs_from(_debian_config(number, name)):
+            cluster = _debian_cluster(host, files, number, name)
+            if cluster is not None:
+                yield cluster
     yield from _red_hat(host)
 
 
@@ -200,16 +212,13 @@ def _debian_clusters(host: Host) -> Iterable[tuple[str, str]]:
             yield from ((number, name) for name in (names.value if isinstance(names, Known) else ()))
 
 
-def _debian(host: Host, files: Files) -> Iterable[StoppedCluster]:
-    for number, name in _debian_clusters(host):
-        cluster = _debian_cluster(host, files, number, name)
-        if cluster is not None:
-            yield cluster
+def _debian_config(number: str, name: str) -> str:
+    return f"/etc/postgresql/{number}/{name}/postgresql.conf"
 
 
 def _debian_cluster(host: Host, files: Files, number: str, name: str) -> StoppedCluster | None:
-    folder = f"/etc/postgresql/{number}/{name}"
-    config_file = f"{folder}/postgresql.conf"
+    config_file = _debian_config(number, name)
+    folder = os.path.dirname(config_file)
     if not _exists(host, config_file):
         return None
     usual = f"/var/lib/postgresql/{number}/{name}"

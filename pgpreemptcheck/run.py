@@ -41,7 +41,7 @@ class Options:
 def check(options: Options, *, rules_dirs: Sequence[str], fail_on: str) -> Report:
     """Return the report on a host. Raises UserError for input that cannot be used."""
     with _Opened(options) as opened:
-        rule_set = _load_rules(rules_dirs)
+        rule_set = _load_rules(rules_dirs, tests=False)
         from pgpreemptcheck.engine.evaluate import evaluate
         from pgpreemptcheck.report.outcome import Report, exit_code, open_questions
 
@@ -154,10 +154,10 @@ def rules_schema() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _load_rules(rules_dirs: Sequence[str]) -> RuleSet:
+def _load_rules(rules_dirs: Sequence[str], *, tests: bool = True) -> RuleSet:
     from pgpreemptcheck.engine import rules  # imports the YAML loader only when it is needed
 
-    return rules.load(rules_dirs)
+    return rules.load(rules_dirs, tests=tests)
 
 
 class _Opened:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pgpreemptcheck.engine import parsedrules, yamlfile
 from pgpreemptcheck.engine.types import RuleError
+from pgpreemptcheck.engine.yamlfile import Document
 from pgpreemptcheck.values import record
 
 MAX_FILES = 200
@@ -21,11 +22,14 @@ class RuleFile:
     name: str
     data: bytes
     shipped: bool
-    parsed: Sequence[yamlfile.Document] | None = None
+    parsed: Sequence[Document] | None = None
 
 
-def shipped_files() -> list[RuleFile]:
-    """Return the shipped rule files: in a wheel inside the package, in a checkout beside it, or out of a zip file."""
+def shipped_files(*, tests: bool = True) -> list[RuleFile]:
+    """Return the shipped rule files: in a wheel inside the package, in a checkout beside it, or out of a zip file.
+
+    Without the tests that rules carry they need not be parsed where that was done before.
+    """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for folder in (os.path.join(package, "rules"), os.path.join(os.path.dirname(package), "rules")):
         try:
@@ -33,19 +37,20 @@ def shipped_files() -> list[RuleFile]:
         except OSError:
             continue
         if names:
-            return _with_parsed({f"rules/{name}": _bytes(os.path.join(folder, name)) for name in names}, folder)
+            files = {f"rules/{name}": _bytes(os.path.join(folder, name)) for name in names}
+            parsed = {} if tests else _parsed(files, folder)
+            return [RuleFile(name, data, True, parsed.get(name)) for name, data in files.items()]
     from importlib import resources  # a zip file: the only place that needs this import, at twice a bare start
 
     inside = {item.name: item for item in resources.files("pgpreemptcheck").joinpath("rules").iterdir()}
     return [RuleFile(f"rules/{name}", inside[name].read_bytes(), True) for name in _rule_names(inside)]
 
 
-def _with_parsed(files: Mapping[str, bytes], folder: str) -> list[RuleFile]:
+def _parsed(files: Mapping[str, bytes], folder: str) -> Mapping[str, Sequence[Document]]:
     try:
-        parsed = parsedrules.load(_bytes(os.path.join(folder, parsedrules.NAME)), files)
+        return parsedrules.load(_bytes(os.path.join(folder, parsedrules.NAME)), files)
     except OSError:  # a checkout
-        parsed = {}
-    return [RuleFile(name, data, True, parsed.get(name)) for name, data in files.items()]
+        return {}
 
 
 def _bytes(path: str) -> bytes:

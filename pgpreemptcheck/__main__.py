@@ -24,9 +24,9 @@ def asks_servers(arguments: list[str]) -> bool:
 
 
 if asks_servers(sys.argv[1:]):
-    from pgpreemptcheck import owner
+    from pgpreemptcheck import forking
 
-    owner.prepare()  # the import of the SQL driver takes longer than all else: it begins here, in a child
+    forking.prepare()  # the import of the SQL driver takes longer than all else: it begins here, in a child
 
 from pgpreemptcheck.cli import main  # noqa: E402
 

@@ -17,12 +17,12 @@ import json
 import os
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pgpreemptcheck import procmap
+from pgpreemptcheck import forking, procmap
 from pgpreemptcheck.host import ContainerHost, FileStatus, Host, LiveHost, gap
-from pgpreemptcheck.ownerchild import HEADER, MAX_BODY, MAX_JSON, NOBODY, FileServer, SqlServer, enter, live
+from pgpreemptcheck.ownerchild import HEADER, MAX_BODY, MAX_JSON, NOBODY, FileServer, enter, live
 from pgpreemptcheck.values import Fact, Unknown
 
 READ_SECONDS = 5.0
@@ -326,52 +326,32 @@ def start(
         uid, like = NOBODY, None
     asks = files = None
     if sql:
-        global _prepared
-        asks, _prepared = _prepared or _fork_sql(), None
+        asks = _fork(forking.ask_over_sql, _ASKS, in_order=False, forked=forking.take())
         asks.ask({"do": "enter", "uid": uid, "like": like, "roots": list(roots)}, 0.0)
     if having is not None:
         files = having._files
     elif uid is not None:
-        files = _fork(lambda: FileServer(enter(uid, like, roots)), f"reads as uid {uid}", in_order=True)
+        user = uid
+
+        def read(requests: int, answers: int) -> None:
+            live(lambda: FileServer(enter(user, like, roots)), requests, answers)
+
+        files = _fork(read, f"reads as uid {uid}", in_order=True)
     return Owner(uid, files, asks)
 
 
-_prepared: _Child | None = None
-
-
-def prepare() -> None:
-    """Fork the SQL child of the first `start` to come, so that its import runs while clusters are still looked for."""
-    global _prepared
-    _prepared = _prepared or _fork_sql()
-
-
 def discard() -> None:
-    """End the child that `prepare` made, if no `start` took it."""
-    global _prepared
-    if _prepared is not None:
-        _prepared.close()
-    _prepared = None
+    """End the child that was prepared for SQL, if no `start` took it."""
+    forked = forking.take()
+    if forked is not None:
+        _Child(*forked, _ASKS, in_order=False).close()
 
 
-def _fork_sql() -> _Child:
-    return _fork(SqlServer, "asks over SQL", in_order=False)
+_ASKS = "asks over SQL"
 
 
-def _fork(make: Callable[[], FileServer | SqlServer], name: str, *, in_order: bool) -> _Child:
-    opened: list[int] = []
+def _fork(serve: forking.Serve, name: str, *, in_order: bool, forked: forking.Forked | None = None) -> _Child:
     try:
-        opened += os.pipe2(os.O_CLOEXEC)
-        opened += os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-    except OSError as error:  # no more processes, memory or files are to be had
-        for fd in opened:
-            os.close(fd)
+        return _Child(*(forked or forking.fork(serve)), name, in_order=in_order)
+    except OSError as error:
         return _Child(0, -1, -1, name, in_order=in_order, failure=f"cannot be started: {error.strerror}")
-    requests, to, from_, answers = opened
-    os.set_blocking(to, False)
-    os.set_blocking(from_, False)
-    if pid == 0:
-        live(make, requests, answers)
-    os.close(requests)
-    os.close(answers)
-    return _Child(pid, to, from_, name, in_order=in_order)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pgpreemptcheck import owner, ownerchild, procmap
+from pgpreemptcheck import forking, owner, ownerchild, procmap
 from pgpreemptcheck.host import LiveHost
 from pgpreemptcheck.owner import Owner, OwnerHost
 from pgpreemptcheck.values import Known, Unknown
@@ -332,8 +332,8 @@ def test_neither_processes_nor_descriptors_are_left() -> None:
 @needs_root
 def test_a_child_made_early_serves_the_first_owner_and_is_not_left_over() -> None:
     processes, files = children(), descriptors()
-    owner.prepare()
-    owner.prepare()
+    forking.prepare()
+    forking.prepare()
     early = children() - processes
     assert len(early) == 1
     with owner.start(NOBODY, sql=True) as found:
@@ -344,7 +344,7 @@ def test_a_child_made_early_serves_the_first_owner_and_is_not_left_over() -> Non
         assert not isinstance(answer, Unknown)
         assert answer["code"] in ("socket", "driver")
         assert rights_of(found._sql._pid) == (["65534"] * 4, 0)
-    owner.prepare()
+    forking.prepare()
     owner.discard()
     assert (children(), descriptors()) == (processes, files)
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgpreemptcheck import owner, sql
+from pgpreemptcheck import forking, owner, sql
 from pgpreemptcheck.facts import server as server_facts
 from pgpreemptcheck.facts.server import FileError
 from pgpreemptcheck.values import Fact, Known, Unknown
@@ -281,7 +281,7 @@ def test_peer_authentication_with_the_owners_rights(server: Server) -> None:
         where = {"directories": [running.socket_directory], "port": running.port}
         with open(f"{running.directory}/postgresql.conf", "a") as file:
             file.write("include '/etc/shadow'\n")
-        owner.prepare()
+        forking.prepare()
         with owner.start(server_user().pw_uid, like=running.pid, sql=True) as found:
             pending = found.sql(**where)  # type: ignore[arg-type]
             files = found.host()

@@ -274,7 +274,7 @@ def _emit(text: str) -> None:
 
 def _complain(text: str) -> None:
     """Write one line to stderr; that it cannot be written must not change the exit code."""
-    from pgpreemptcheck.report.plain import printable
+    from pgpreemptcheck.printable import printable
 
     try:
         click.echo(f"pgpreemptcheck: {printable(text)}", err=True)
@@ -300,6 +300,7 @@ def main() -> NoReturn:
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         _complain("interrupted")
         sys.exit(130)
     except Exception as error:

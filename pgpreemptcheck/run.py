@@ -119,7 +119,7 @@ def rules_show(rules_dirs: Sequence[str], rule_id: str) -> str:
 
 def _printable_lines(lines: Sequence[str]) -> str:
     """Return lines whose text users wrote, so that nothing in them acts on a terminal."""
-    from pgpreemptcheck.report.plain import printable
+    from pgpreemptcheck.printable import printable
 
     return "".join(f"{printable(line)}\n" for line in lines)
 

@@ -515,7 +515,7 @@ def test_a_check_that_can_fork_no_process_still_reports(uid: int) -> None:
     assert json.loads(done.stdout)["host"]
 
 
-@pytest.mark.parametrize("part", ["click", "pgpreemptcheck.cli", "pgpreemptcheck.host"])
+@pytest.mark.parametrize("part", ["click", "pgpreemptcheck.cli", "pgpreemptcheck.forking"])
 def test_an_interrupt_before_the_command_line_has_begun_is_silent(part: str) -> None:
     code = (
         "import os, signal, sys\n"
@@ -528,6 +528,21 @@ def test_an_interrupt_before_the_command_line_has_begun_is_silent(part: str) -> 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_interrupts_while_it_works_are_one_line() -> None:
+    """Each import of a module is interrupted, that of what an error line needs too."""
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'pgpreemptcheck.host': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt()); sys.argv = ['pgpreemptcheck', '--no-sql']\n"
+        "from pgpreemptcheck.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "pgpreemptcheck: interrupted")
 
 
 def test_an_ignored_interrupt_stays_ignored() -> None:

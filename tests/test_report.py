@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgpreemptcheck import run
+from pgpreemptcheck.printable import printable
 from pgpreemptcheck.report import json as as_json
 from pgpreemptcheck.report.outcome import Report, exit_code
-from pgpreemptcheck.report.plain import printable
 from tests.synthetic import views
 
 PACKAGE = Path(run.__file__).parent

@@ -7,8 +7,9 @@ from typing import Any
 
 from pgpreemptcheck import __version__
 from pgpreemptcheck.engine.evaluate import Finding, Verdict
+from pgpreemptcheck.printable import printable
 from pgpreemptcheck.report.outcome import Report
-from pgpreemptcheck.report.plain import bare, facts_document, printable
+from pgpreemptcheck.report.plain import bare, facts_document
 from pgpreemptcheck.values import Known
 
 

@@ -12,8 +12,8 @@ from typing import cast
 
 from pgpreemptcheck import __version__
 from pgpreemptcheck.engine.evaluate import Finding, LinkState, Verdict
+from pgpreemptcheck.printable import printable
 from pgpreemptcheck.report.outcome import EXPOSED, SEVERITIES, Report, reaches
-from pgpreemptcheck.report.plain import printable
 from pgpreemptcheck.units import as_bytes
 from pgpreemptcheck.values import Fact, Known, Unknown, record
 from pgpreemptcheck.views import ClusterView, Horizon

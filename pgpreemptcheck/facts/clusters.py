@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from pgpreemptcheck.facts.containers import service_unit
 from pgpreemptcheck.facts.datadirs import StoppedCluster, debian_start, enabled, is_version, real_path, stopped_clusters
@@ -148,7 +147,8 @@ def starts_at_boot(host: Host, files: Host, cluster: Postmaster | StoppedCluster
 # what cannot be seen -----------------------------------------------------------------------------
 
 
-class _Socket(NamedTuple):
+@record
+class _Socket:
     """A Unix socket on which a server or a connection pooler listens: /proc/net/unix shows it to everybody."""
 
     path: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pgpreemptcheck.facts import catalogue
@@ -29,33 +29,37 @@ _FLAG_SETTINGS = {
 }
 
 
-def option_values(argv: Sequence[str]) -> list[tuple[str, str | None, str]]:
-    """Return what a postmaster's command line sets, in order: name, value (None: it has none), and the option.
+def options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what a postmaster's command line says, in order: letter and value, "-" and the text of a long option.
 
-    `argv` has the program first. The letters are those of PostmasterMain (13 to 19).
+    `argv` has the program first; a flag's value is empty. The letters are those of PostmasterMain (13 to 19).
     """
-    found: list[tuple[str, str | None, str]] = []
-    pending = list(argv[1:])[::-1]
-    while pending:
-        argument = pending.pop()
-        if argument == "--":
-            break
-        if argument.startswith("--"):
-            found.append(_assignment(argument[2:], argument.partition("=")[0]))
+    words = iter(argv[1:])
+    for word in words:
+        if word == "--":
+            return
+        if word.startswith("--"):
+            yield "-", word[2:]
             continue
-        letters = argument[1:] if argument.startswith("-") else ""
+        letters = word[1:] if word.startswith("-") else ""
         while letters:
             letter, letters = letters[0], letters[1:]
-            if letter in _FLAG_SETTINGS:
-                found.append((*_FLAG_SETTINGS[letter], f"-{letter}"))
-            if letter not in _OPTIONS_WITH_VALUE:
-                continue
-            value = letters or (pending.pop() if pending else "")
-            letters = ""
-            if letter == "c":
-                found.append(_assignment(value, "-c"))
-            elif letter in _OPTION_SETTINGS:
-                found.append((_OPTION_SETTINGS[letter], value, f"-{letter}"))
+            value = ""
+            if letter in _OPTIONS_WITH_VALUE:
+                value, letters = letters or next(words, ""), ""
+            yield letter, value
+
+
+def option_values(argv: Sequence[str]) -> list[tuple[str, str | None, str]]:
+    """Return what a postmaster's command line sets, in order: name, value (None: it has none), and the option."""
+    found: list[tuple[str, str | None, str]] = []
+    for letter, value in options(argv):
+        if letter in "-c":
+            found.append(_assignment(value, "-c" if letter == "c" else "--"))
+        elif letter in _FLAG_SETTINGS:
+            found.append((*_FLAG_SETTINGS[letter], f"-{letter}"))
+        elif letter in _OPTION_SETTINGS:
+            found.append((_OPTION_SETTINGS[letter], value, f"-{letter}"))
     return found
 
 

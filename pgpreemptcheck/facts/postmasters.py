@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from pgpreemptcheck.facts.containers import container_name, mount_name, root_of, service_unit
+from pgpreemptcheck.facts.postmaster_options import options
 from pgpreemptcheck.facts.processes import (
     MAYBE_SERVER,
     Processes,
@@ -59,10 +59,10 @@ class Postmaster:
 # what a start is ---------------------------------------------------------------------------------
 
 _NOT_A_SERVER = ("--single", "--boot", "--check", "--describe-config", "--version", "-V", "--help", "-?")
-_OPTIONS_WITH_VALUE = "BCcDdfhkNprStvW"  # getopt string of postmaster.c, 13 to 19
 
 
-class _Start(NamedTuple):
+@record
+class _Start:
     """The options of a server's command line that say where its cluster is; settings by canonical name."""
 
     directory: str | None  # -D
@@ -74,25 +74,15 @@ def _parse(argv: Sequence[str]) -> _Start:
     directory = None
     settings: dict[str, str] = {}
     serves = len(argv) < 2 or not (argv[1] in _NOT_A_SERVER or argv[1].startswith("--fork"))
-    words = iter(argv[1:])
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            _set(settings, word[2:])
-            continue
-        letters = word[1:] if word.startswith("-") else ""
-        while letters:
-            letter, letters = letters[0], letters[1:]
-            if letter not in _OPTIONS_WITH_VALUE:
-                continue
-            value, letters = letters or next(words, ""), ""
-            if letter == "D":
-                directory = value
-            elif letter == "C":
-                serves = False
-            elif letter == "c":
-                _set(settings, value)
-            elif letter in _SHORT:
-                settings[_SHORT[letter]] = value
+    for letter, value in options(argv):
+        if letter == "D":
+            directory = value
+        elif letter == "C":
+            serves = False
+        elif letter in "-c":
+            _set(settings, value)
+        elif letter in _SHORT:
+            settings[_SHORT[letter]] = value
     return _Start(directory, settings, serves)
 
 
@@ -128,7 +118,8 @@ def postmasters(host: Host, processes: Processes) -> list[Postmaster]:
     ]
 
 
-class _Candidate(NamedTuple):
+@record
+class _Candidate:
     pid: int
     argv: list[str]
     options: Unknown | None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 from pgpreemptcheck.host import Host
-from pgpreemptcheck.values import Known, is_number
+from pgpreemptcheck.values import Known, is_number, record
 
 _FOLDER = "/sos_commands/process"
 _MAX_BYTES = 32 << 20
@@ -15,7 +15,8 @@ _NAME = re.compile(r"ps_(?:-?(?:aux|alx|elf|ef)\w*|axo_flags\w*.*)\Z", re.I)
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
-class Listed(NamedTuple):
+@record
+class Listed:
     """One process in the output of ps: its command line with spaces between the arguments."""
 
     command: str
@@ -40,7 +41,7 @@ def read(host: Host) -> dict[int, Listed]:
             before = found.get(pid, listed)
             best = listed if before.cut and not listed.cut else before
             parent = listed.parent if before.parent is None else before.parent
-            found[pid] = best._replace(parent=parent, uid=listed.uid if before.uid is None else before.uid)
+            found[pid] = replace(best, parent=parent, uid=listed.uid if before.uid is None else before.uid)
     return found
 
 

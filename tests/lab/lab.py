@@ -1,13 +1,14 @@
-#!/usr/bin/env python3
 """Boots real Debian kernels under QEMU (software emulation, no KVM) and runs a job in them.
 
-    lab.py setup                     install what it needs from the distribution (apt-get)
-    lab.py list [ARCH]               the kernels that Debian's archive offers now (amd64 or arm64)
-    lab.py kernel SERIES [ARCH]      fetch the newest of a series (7.0, 6.12, 7.3-16k); print where its files are
-    lab.py root [ARCH]               build the root file system: Debian 13, Python 3.13, PostgreSQL 17
-    lab.py run SERIES CMDLINE JOB    boot it with CMDLINE appended and run the script JOB (sh or #!) as root in it;
-                                     prints its output, leaves what it wrote to /out in LAB_OUT (if set), exits with
-                                     its status (124: no answer in time)
+    python -m tests.lab.lab COMMAND
+
+    setup                     install what it needs from the distribution (apt-get)
+    list [ARCH]               the kernels that Debian's archive offers now (amd64 or arm64)
+    kernel SERIES [ARCH]      fetch the newest of a series (7.0, 6.12, 7.3-16k); print where its files are
+    root [ARCH]               build the root file system: Debian 13, Python 3.13, PostgreSQL 17
+    run SERIES CMDLINE JOB    boot it with CMDLINE appended and run the script JOB (sh or #!) as root in it; prints its
+                              output, leaves what it wrote to /out in LAB_OUT (if set), exits with its status (124: no
+                              answer in time)
 
 LAB_CACHE (default ~/.cache/pgpreemptcheck/lab) keeps what was fetched and built. LAB_ARCH (amd64), LAB_SMP (2),
 LAB_MEM (2G) and LAB_TIMEOUT (300 s) are for `run`. Needs root and a Debian or Ubuntu with apt. Everything comes from
@@ -36,7 +37,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+from tests import debian
+
 SUITES = ("trixie", "trixie-backports", "bookworm", "bookworm-backports", "testing")
 RELEASE = "trixie"  # of the root: the newest stable Debian, with PostgreSQL 17
 
@@ -150,7 +152,7 @@ def _run(argv: Sequence[str], cwd: str | None = None, stdin: str | None = None) 
 def setup() -> None:
     """Install the missing tools with apt-get. Needs root."""
     packages = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
-    if not os.path.exists(KEYRING):
+    if not os.path.exists(debian.KEYRING):
         packages.append("debian-archive-keyring")
     if not packages:
         return
@@ -167,55 +169,13 @@ def setup() -> None:
 # Debian's archive --------------------------------------------------------------------------------
 
 
-def mirror() -> str:
-    """Return the Debian mirror that this machine uses, else Debian's own."""
-    for path in ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"):
-        try:
-            with open(path) as file:
-                found = re.search(r"^(?:URIs:\s*|deb\s+(?:\[[^]]*\]\s+)?)((?:https?|file):\S+)", file.read(), re.M)
-        except OSError:
-            continue
-        if found and "debian" in found[1]:
-            return found[1].rstrip("/")
-    return "http://deb.debian.org/debian"
-
-
-def _apt_options(arch: str) -> list[str]:
-    """Options that point apt at an index of our own, so that the machine's stays untouched."""
-    directory = os.path.join(cache_directory(), "apt-" + arch)
-    settings = {
-        "APT::Architecture": arch,
-        "APT::Architectures": arch,
-        "APT::Sandbox::User": "root",
-        "Acquire::Languages": "none",
-        "Dir::Etc::sourcelist": directory + "/sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": directory + "/lists",
-        "Dir::State::status": directory + "/status",
-        "Dir::Cache::pkgcache": "",
-        "Dir::Cache::srcpkgcache": "",
-    }
-    return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-
-
 def _index(arch: str) -> list[str]:
-    """Fetch the package index of an architecture if it is not there or a day old; return apt's options for it."""
-    options = _apt_options(arch)
-    directory = os.path.join(cache_directory(), "apt-" + arch)
-    ready = directory + "/ready"
+    """Return apt's options for the package index of an architecture."""
     with _locked("apt-" + arch):
-        fresh = os.path.exists(ready) and os.path.getmtime(ready) > time.time() - 86400
-        if not fresh:
-            os.makedirs(directory + "/lists/partial", exist_ok=True)
-            with open(directory + "/sources.list", "w") as file:
-                file.writelines(f"deb [signed-by={KEYRING}] {mirror()} {suite} main\n" for suite in SUITES)
-            open(directory + "/status", "w").close()
-            # A suite that has left the archive is no reason to fail: the others still answer.
-            subprocess.run(["apt-get", *options, "-qq", "update"], stdout=sys.stderr, check=False)
-            if not any("_Packages" in name for name in os.listdir(directory + "/lists")):
-                raise LabError(f"no package index could be fetched from {mirror()}")
-            open(ready, "w").close()
-    return options
+        try:
+            return debian.index(os.path.join(cache_directory(), "apt-" + arch), SUITES, arch)
+        except RuntimeError as error:
+            raise LabError(str(error)) from None
 
 
 def _version_key(text: str) -> list[int]:
@@ -319,7 +279,7 @@ def build_root(arch: str = "amd64") -> str:
             _run(
                 ["mmdebstrap", "--quiet", "--variant=extract", "--architectures=" + arch,
                  "--include=" + ",".join(ROOT_PACKAGES), RELEASE, work + "/root.tar",
-                 f"deb [signed-by={KEYRING}] {mirror()} {RELEASE} main"]
+                 debian.source(RELEASE)]
             )  # fmt: skip
             os.mkdir(root)
             _run(["tar", "-C", root, "-xf", work + "/root.tar", "--exclude=./dev/*"])
@@ -512,7 +472,7 @@ def main(arguments: Sequence[str]) -> int:
         if command == "setup" and not rest:
             setup()
         elif command == "list" and len(rest) <= 1:
-            print("\n".join(releases(*rest)))
+            print("\n".join(releases(*(rest or ["amd64"]))))
         elif command == "kernel" and 1 <= len(rest) <= 2:
             kernel = fetch_kernel(*rest)
             print(kernel.release, kernel.vmlinuz, *(kernel.files.values() or ["-"]), sep="\n")

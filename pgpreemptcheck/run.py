@@ -72,13 +72,11 @@ def _now() -> str:
 
 def facts(options: Options) -> str:
     """Return the facts of a host as JSON text."""
-    import json
-
     with _Opened(options) as opened:
-        from pgpreemptcheck.report.plain import facts_document
+        from pgpreemptcheck.report.plain import facts_document, json_text
 
         document = facts_document(*_look(opened, options))
-    return json.dumps(document, indent=1) + "\n"
+    return json_text(document)
 
 
 def render(report: Report, output_format: str, *, colour: bool, unicode: bool, width: int | None = None) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pgpreemptcheck import __version__
 from pgpreemptcheck.engine.evaluate import Finding, Verdict
 from pgpreemptcheck.printable import printable
 from pgpreemptcheck.report.outcome import Report
-from pgpreemptcheck.report.plain import bare, facts_document
+from pgpreemptcheck.report.plain import bare, facts_document, json_text
 from pgpreemptcheck.values import Known
 
 
 def render(report: Report) -> str:
     """Return the whole report, one document, ASCII only."""
-    return json.dumps(document(report), indent=1) + "\n"
+    return json_text(document(report))
 
 
 def render_failure(reason: str, generated_at: str) -> str:
@@ -27,7 +26,7 @@ def render_failure(reason: str, generated_at: str) -> str:
         "errors": [{"kind": "internal", "reason": printable(reason)}],
         "exit_code": 70,
     }
-    return json.dumps(failure, indent=1) + "\n"
+    return json_text(failure)
 
 
 def document(report: Report) -> dict[str, Any]:

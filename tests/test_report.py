@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,17 @@ def test_a_cluster_that_we_fail_on_does_not_take_the_others_with_it(
     assert run.check(options, rules_dirs=(), fail_on="critical").exit_code == 70
     assert run.check(options, rules_dirs=(), fail_on="never").exit_code == 0
     assert json.loads(run.facts(options))["errors"]
+
+
+def test_the_answer_is_about_what_may_be_worst() -> None:
+    """A cluster is exposed and too small to matter, of another nothing is known: the answer must not be "info"."""
+    report = demo()
+    first = report.evaluation.verdicts[0]
+    small = replace(first, verdict="exposed", severity="info")
+    unknown = replace(first, cluster="/data/other", verdict="undetermined", severity="high")
+    report = replace(report, evaluation=replace(report.evaluation, verdicts=(small, unknown)))
+    text = run.render(report, "text", colour=False, unicode=True)
+    assert "UNDETERMINED (at most high): /data/other" in text and "nothing needs to be done" not in text
 
 
 def test_a_host_without_postgresql_is_exit_0() -> None:

@@ -192,12 +192,24 @@ def _settles(report: Report, verdict: Verdict, style: Style) -> list[str]:
     return []
 
 
-_RANK = ("observed", "contradiction", "exposed", "undetermined", "probably-not-exposed", "not-exposed")
+_RANK = {
+    "observed": 0,
+    "contradiction": 0,
+    "exposed": 1,
+    "undetermined": 1,
+    "probably-not-exposed": 2,
+    "not-exposed": 3,
+}
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The verdict that the answer is about: what may be bad comes before what surely is of no matter."""
     real = [v for v in verdicts if v.verdict in _RANK]
-    return min(real, key=lambda v: (_RANK.index(v.verdict), SEVERITIES.index(v.severity)), default=None)
+    return min(
+        real,
+        key=lambda v: (_RANK[v.verdict], SEVERITIES.index(v.severity), v.verdict == "undetermined"),
+        default=None,
+    )
 
 
 def _where(worst: Verdict, verdicts: Sequence[Verdict]) -> str:

@@ -433,8 +433,9 @@ def _footer(report: Report, style: Style) -> list[str]:
     failed = [f.severity for f in findings if f.status == "fail"]
     told = [f"{failed.count(s)} {s}" for s in SEVERITIES[:-1] if s in failed]
     for status, word in (("pass", "passed"), ("unknown", "not known"), ("error", "in error")):
-        count = sum(f.status == status for f in findings)
-        told += [f"{count} {word}"] if count else []
+        rules = [f.rule for f in findings if f.status == status]
+        names = f" ({', '.join(dict.fromkeys(rules))})" if status != "pass" and len(rules) <= 3 else ""
+        told += [f"{len(rules)} {word}{names}"] if rules else []
     if "info" in failed:
         told.append(f"{failed.count('info')} for information")
     return [

@@ -186,7 +186,7 @@ def test_links_tell_what_they_rest_on() -> None:
     states = {link.link: link for link in got.links}
     assert list(states) == ["freelist", "base_pages", "kernel_preemption", "parallelism"]
     assert (states["freelist"].state, states["freelist"].certainty) == ("holds", "inferred")
-    assert states["base_pages"].because == "pages of 123 GB not known (cluster.segment.base_pages: not read)"
+    assert states["base_pages"].because == "pages of 123 GB not known (not read)"
     assert states["base_pages"].facts == ("cluster.segment.base_pages",)
     assert states["kernel_preemption"].because == "mode lazy"
     assert [e.fact for e in states["parallelism"].evidence] == [

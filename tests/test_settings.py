@@ -488,7 +488,10 @@ def test_running(read: Reader) -> None:
     assert value(found, "shared_buffers") == (1 << 30, "/d/postgresql.conf line 2")
     found = settings.running(files, None, argv, 15, before)
     assert value(found, "max_connections") == (50, "command line")
-    assert found.shared_buffers == Unknown("the files were changed after the server started", "give SQL access")
+    assert found.shared_buffers == Unknown(
+        "the files were changed after the server started",
+        "run as root or as the cluster's owner, who may ask it over SQL; for a capture, copy files with cp -p",
+    )
     assert isinstance(settings.running(files, None, argv, 15, Unknown("hidden")).shared_buffers, Unknown)
     assert value(settings.running(files, {"shared_buffers": "16"}, argv, 15, before), "shared_buffers") == (
         16 * 8192,

@@ -360,8 +360,8 @@ def _link(link: Link, facts: Environment, horizon: Horizon, rules: RuleSet) -> L
     foreseen = horizon != "now" and state in link.foreseen
     because = (link.foreseen if foreseen else link.because)[state].fill(facts)
     if state == "unknown":
-        told = value.reason if value is not UNKNOWN else _gaps(names[:1], facts)
-        because = f"{because} ({told.removeprefix('not known: ')})"
+        gap = facts.fact(names[0]) if value is UNKNOWN else value
+        because = f"{because} ({gap.reason})" if isinstance(gap, (Unknown, Undecided)) else because
     facts_used = tuple(dict.fromkeys(name for name in names if not name.startswith("threshold.")))
     evidence = _evidence(names, facts, rules.schema)
     certainty = None if state == "unknown" else CERTAINTIES[rank]

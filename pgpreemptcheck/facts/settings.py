@@ -164,7 +164,7 @@ def running(
 
 
 def _changed_since(files: FileSettings, started: Fact[float]) -> Unknown | None:
-    hint = "give SQL access"
+    hint = "run as root or as the cluster's owner, who may ask it over SQL; for a capture, copy files with cp -p"
     if isinstance(started, Unknown):
         return Unknown(f"whether the files were changed after the server started is not known: {started.reason}", hint)
     if isinstance(files.newest_change, Unknown):

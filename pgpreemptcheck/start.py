@@ -249,8 +249,9 @@ def _reservation(
         return surplus
     set_now = max(0, total.value - surplus.value)
     knob = f"/sys/kernel/mm/hugepages/hugepages-{page_bytes.value >> 10}kB/nr_hugepages"
+    command = "echo {} > " + knob
     if isinstance(huge_pages.default_bytes, Known) and huge_pages.default_bytes.value == page_bytes.value:
-        knob = "vm.nr_hugepages"
+        knob, command = "vm.nr_hugepages", "sysctl -w vm.nr_hugepages={}"
     takes = f"{as_pages(at_least.value)} of {size} ({as_bytes(at_least.value * page_bytes.value)})"
     short = max(0, at_least.value - can_get.value)
     source = f"{at_least.source}; {can_get.source}"
@@ -264,8 +265,8 @@ def _reservation(
     if not short:
         return Known(f"the {takes} that it takes can be had as the pool is, by a start of PostgreSQL", source)
     return Known(
-        f"{knob} must be at least {set_now + short} (it is {set_now}): this cluster takes {takes}, of which "
-        f"{can_get.value:,} can be had",
+        f"{knob} must be at least {set_now + short} (it is {set_now}; {command.format(set_now + short)}): this cluster "
+        f"takes {takes}, of which {can_get.value:,} can be had",
         source,
     )
 

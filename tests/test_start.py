@@ -246,3 +246,19 @@ def test_transparent_huge_pages_leave_base_pages_unknown() -> None:
     found = resulting_segment(begin, settings(), Need(known(1), known(1)), known(4096), known(True))
     assert isinstance(found.base_pages, Unknown)
     assert found.thp_possible == known(True)
+
+
+def test_the_reservation_in_words() -> None:
+    """What is missing is added to what the pool is set to: other users' pages and surplus ones stay out of it."""
+    said = run((pool(100, 30, 10, surplus=5),), need=72 * PAGE).reservation
+    assert isinstance(said, Known)  # 95 are set, 80 used by or promised to others: 15 can be had, 57 are missing
+    assert said.value.startswith("vm.nr_hugepages must be at least 152 (it is 95; sysctl -w vm.nr_hugepages=152)")
+    gigantic = run((pool(2, 2, size=1 << 30),), need=3 << 30, huge_page_size=1 << 30).reservation
+    assert isinstance(gigantic, Known)
+    assert "echo 3 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages" in gigantic.value
+    enough = run((pool(100, 100),)).reservation
+    assert isinstance(enough, Known) and "can be had as the pool is" in enough.value
+    bound = run((pool(10, 10),), need=None).reservation
+    assert isinstance(bound, Known) and "must be more than 64 (it is 10)" in bound.value
+    other = run((pool(10, 10),), huge_page_size=32 * MB).reservation
+    assert isinstance(other, Known) and "has no huge pages of 32 MB" in other.value

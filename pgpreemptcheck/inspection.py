@@ -162,6 +162,14 @@ class _Reader:
             said = server.facts(self._access.answer(postmaster))
             sql_settings = said.settings.value if isinstance(said.settings, Known) else None
             now = settings.running(on_disk, sql_settings, postmaster.argv, _known(major), postmaster.started)
+            mapped = segment.read(
+                process,
+                postmaster.pid,
+                huge_page_size=now.huge_page_size,
+                default_huge_page_bytes=self._system.huge_pages.default_bytes,
+                base_page_bytes=self._system.memory.base_page_bytes,
+                shmem_thp_possible=self._system.huge_pages.shmem_thp_possible,
+            )
             return ClusterFacts(
                 id=self._name(postmaster),
                 data_directory=directory,
@@ -182,14 +190,7 @@ class _Reader:
                 postmaster=postmaster,
                 port=_port(now.port, postmaster.port),
                 settings=now,
-                segment=segment.read(
-                    process,
-                    postmaster.pid,
-                    huge_page_size=now.huge_page_size,
-                    default_huge_page_bytes=self._system.huge_pages.default_bytes,
-                    base_page_bytes=self._system.memory.base_page_bytes,
-                    shmem_thp_possible=self._system.huge_pages.shmem_thp_possible,
-                ),
+                segment=segment.agreed(mapped, said.huge_pages_status, self._system.huge_pages.pools),
                 server=said,
             )
 

@@ -197,3 +197,23 @@ def test_a_filled_pool_is_dormant_now_and_not_later(host: Captured) -> None:
     report = host.check()
     dormant = {v.horizon: (v.dormant, v.severity) for v in report.evaluation.verdicts}
     assert dormant == {"now": (True, "low"), "crash_restart": (False, "high"), "next_start": (False, "high")}
+
+
+def test_a_map_that_the_server_contradicts_settles_nothing(host: Captured) -> None:
+    """Pieces of two times: neither what the map shows nor what the server said may make it safe or exposed."""
+    host.huge()
+    host.said(huge_pages_status="off")
+    report = host.check()
+    assert answer(report)[0] == "undetermined"
+    backing = report.facts.clusters[0].segment
+    assert backing is not None and "huge_pages_status = off" in backing.backing.reason  # type: ignore[union-attr]
+
+
+def test_a_segment_larger_than_its_pool_settles_nothing(host: Captured) -> None:
+    host.huge()
+    host.remove("sql/5432.json")
+    host.write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "62758\n")
+    report = host.check()
+    assert answer(report)[0] == "undetermined"
+    host.write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "62759\n")
+    assert answer(host.check())[0] == "not-exposed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pgpreemptcheck.facts import notes
+from pgpreemptcheck.facts.hugepages import Pool
 from pgpreemptcheck.host import Host
 from pgpreemptcheck.values import Fact, Known, Unknown, is_number, measured, record
 
@@ -33,6 +34,40 @@ class Segment:
     backing: Fact[Backing] = measured()
     thp_possible: Fact[bool] = measured(doc="part of it may be on transparent huge pages")
     base_pages: Fact[bool] = measured(doc="it is on base pages in fact: unknown where THP may back part of it")
+
+
+def agreed(segment: Segment, status: Fact[str], pools: tuple[Pool, ...] | Unknown) -> Segment:
+    """Return the segment, its backing Unknown where something else that was read cannot be so beside it.
+
+    `status` is the server's huge_pages_status (17+), set when the segment is mapped, also after a crash. A pool's total
+    counts the pages of all mappings, surplus ones too (Linux mm/hugetlb.c hugetlb_acct_memory). On a live host they
+    agree; a capture in which they do not was taken at two times, or of two hosts.
+    """
+    backing = segment.backing
+    if isinstance(backing, Unknown):
+        return segment
+    huge = backing.value == "huge"
+    against = ""
+    if isinstance(status, Known) and status.value in ("on", "off") and huge != (status.value == "on"):
+        against = f"the server says huge_pages_status = {status.value}"
+    elif huge and _is_larger(segment, pools):
+        against = "the pool of that page size is smaller than the segment"
+    if not against:
+        return segment
+    gap = Unknown(
+        f"{backing.source} shows {'huge' if huge else 'base'} pages, and {against}: they were not taken together",
+        "capture the memory map, the pools and the answers over SQL at one time",
+    )
+    return Segment(segment.bytes, gap, gap, segment.thp_possible, gap)
+
+
+def _is_larger(segment: Segment, pools: tuple[Pool, ...] | Unknown) -> bool:
+    """Return whether a segment on huge pages is larger than all of its pool."""
+    size, page = segment.bytes, segment.page_bytes
+    if isinstance(pools, Unknown) or isinstance(size, Unknown) or isinstance(page, Unknown):
+        return False
+    totals = [p.total for p in pools if isinstance(p.page_bytes, Known) and p.page_bytes.value == page.value]
+    return any(isinstance(total, Known) and total.value * page.value < size.value for total in totals)
 
 
 def read(

@@ -228,6 +228,9 @@ def _cluster(report: Report, cluster: ClusterView, style: Style) -> Iterator[str
     yield style.paint(f"Cluster {printable(cluster.id)}", "bold")
     yield from style.wrap(f"PostgreSQL {shown(cluster.version)}{port}, {state}, owner {shown(cluster.owner)}", "  ")
     yield from style.wrap(_memory_line(cluster), "  ")
+    if cluster.server is not None and isinstance(cluster.server.version, Unknown):
+        hint = f" ({cluster.server.version.hint})" if cluster.server.version.hint else ""
+        yield from style.wrap(f"{cluster.server.version.reason}{hint}", "  ")
     verdicts = [v for v in report.evaluation.verdicts if v.cluster == cluster.id]
     if not any(v.links for v in verdicts):
         return

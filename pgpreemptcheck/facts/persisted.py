@@ -150,6 +150,8 @@ class _Boot:
         self.lasting = lasting
         self.writes = writes
         self.takes_sysctls = kernel_version is None or kernel_version >= (5, 8)
+        nodes = host.list("/sys/devices/system/node")
+        self.nodes = set(nodes.value) if isinstance(nodes, Known) else None
         in_run = isinstance(host.list("/run/sysctl.d"), Known)
         self.fleeting = sysctls.read(host) if in_run else None  # with what lies in /run, which a reboot empties
 
@@ -172,6 +174,11 @@ class _Boot:
         ignored = self.line.ignored_huge_pages
         if isinstance(ignored, Known):
             yield from (f"{parameter} ({ignored.source})" for parameter in ignored.value)
+        if not isinstance(self.line.huge_pages, Unknown):
+            sizes = {
+                request.page_bytes.value for request in self.line.huge_pages if isinstance(request.page_bytes, Known)
+            }
+            yield from filter(None, map(self._missing_node, sorted(sizes)))
         for write in self.lasting.writes(*sysctls.HUGE_PAGES, sysctls.OVERCOMMIT):
             if isinstance(write, sysctls.Assignment) and sysctls.kernel_number(write.value or "") is None:
                 yield f"{write.key} = {write.value} ({write.source})"
@@ -208,6 +215,8 @@ class _Boot:
         if isinstance(requests, Unknown):
             return Unknown(f"what the next boot reserves is not known: {requests.reason}", requests.hint), None
         total, source, nodes = 0, _NOTHING, dict[str, int]()
+        if missing := self._missing_node(size):
+            return Known(0, f"{missing}: the kernel ignores all of it", "inferred"), None
         for request in requests:
             asked, pages_asked, node = request.page_bytes, request.pages, request.node
             if isinstance(asked, Known) and asked.value == size and isinstance(pages_asked, Known):
@@ -223,6 +232,17 @@ class _Boot:
             )
         given = self._sysctl_parameter(sysctls.HUGE_PAGES) if self._is_default(size) else None
         return (given, None) if given is not None else (pages, nodes or None)
+
+    def _missing_node(self, size: int) -> str:
+        """Return the request that names a NUMA node that this host has not: the kernel then drops all nodes' parts."""
+        requests = self.line.huge_pages
+        for request in () if isinstance(requests, Unknown) else requests:
+            asked, node = request.page_bytes, request.node
+            if isinstance(asked, Unknown) or asked.value != size or isinstance(node, Unknown) or node.value is None:
+                continue
+            if self.nodes is not None and f"node{node.value}" not in self.nodes:
+                return f"{node.source} hugepages={kernel_command_line.value_of_request(request)}"
+        return ""
 
     def _sysctl_parameter(self, names: tuple[str, ...]) -> Known[int] | None:
         """Return the last value that sysctl.NAME= gives: the kernel itself writes it, before the first process."""
@@ -296,7 +316,7 @@ def _apply(
     clash = False
     for write in writes:
         if write.value is None:
-            return Unknown(write.why, _FIX), None
+            return Unknown(f"{write.source}: {write.why}", _FIX), None
         if write.node is None:
             totals.setdefault(write.value, write.source)
         elif by_node.setdefault(write.node, (write.value, write.source))[0] != write.value:
@@ -323,8 +343,7 @@ def _with_late(
             write.value == pages.value if write.node is None else (nodes or {}).get(f"node{write.node}") == write.value
         )
         if not same:
-            why = write.why or "it may do so after PostgreSQL has started"
-            return Unknown(f"{write.source} may set it at its own time: {why}", _FIX), None
+            return Unknown(f"{write.source} may set it before or after PostgreSQL starts: {write.why}", _FIX), None
     return pages, nodes
 
 

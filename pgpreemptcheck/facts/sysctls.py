@@ -112,7 +112,9 @@ def read(host: Host, *, with_run: bool = True) -> Sysctls:
         if isinstance(text, Unknown):
             in_force.pop("", None)  # what it holds comes after all that was read so far
             unsure = set(in_force)
-            in_force[""] = Unknown(f"not all sysctl settings could be read: {text.reason}", text.hint, text.kind)
+            in_force[""] = Unknown(
+                f"not all sysctl settings could be read: {text.reason}", text.hint or "let it be read", text.kind
+            )
             continue
         for option in parse(text.value, path):
             lines.append(option)

@@ -89,6 +89,11 @@ class _Look:
         return ()
 
 
+def _may_mention(text: str) -> bool:
+    """Say quickly whether a text could be about huge pages."""
+    return "hugepages" in text or "sysctl" in text or "hugeadm" in text or "HUGEPAGES" in text
+
+
 # what a line writes -----------------------------------------------------------------------------
 
 _POOL_FILE = re.compile(
@@ -147,7 +152,7 @@ def _reloaded(look: _Look, line: str, source: str, stage: Stage) -> Iterator[Wri
 def _script(look: _Look, path: str, stage: Stage, why: str, *, comment: str = "#") -> Iterator[Write]:
     """Yield what the lines of a file may write."""
     text = look.text(path)
-    if not _MENTION.search(text):
+    if not _may_mention(text):
         return
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
@@ -229,8 +234,11 @@ _BEFORE_ALL = {
     "systemd-tmpfiles-setup.service",
     "systemd-modules-load.service",
 }
+_COMMANDS = ("ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition")
+_PULLS_IN = re.compile(r"^\s*(?:Wants|Requires|BindsTo|Upholds|Unit)\s*=(.*)", re.MULTILINE)
+_PROGRAM = re.compile(r"(?<=[\s'\"=@:+!-])/[\w@%+,./-]+")
 _SERVER_COMMAND = re.compile(
-    r"(?:^|/)(?:postgres|postmaster|pg_ctl|pg_ctlcluster|patroni|edb-postgres|pg_autoctl|postgresql-script)(?:\s|$)"
+    r"/(?:postgres|postmaster|pg_ctl|pg_ctlcluster|patroni|edb-postgres|pg_autoctl|postgresql-script)(?:\s|$)"
 )
 
 
@@ -286,11 +294,11 @@ class _Unit:
         return ([value for name, value, _ in self.settings if name == key] or [""])[-1]
 
 
-def _parse_unit(look: _Look, name: str, paths: Iterable[str]) -> _Unit:
+def _parse_unit(name: str, files: Iterable[tuple[str, str]]) -> _Unit:
     settings: list[tuple[str, str, str]] = []
-    for path in paths:
+    for path, text in files:
         held, start = "", 0
-        for number, line in enumerate(look.text(path).splitlines(), 1):
+        for number, line in enumerate(text.splitlines(), 1):
             bare = line.strip()
             if not bare or bare[0] in "#;":
                 continue
@@ -312,24 +320,45 @@ def _units(look: _Look) -> Iterator[Write]:
     units = _Units(look)
     if not units.place:
         return
-    read: dict[str, _Unit] = {}
+    texts: dict[str, list[tuple[str, str]]] = {}
     pending = [*units.wanted, *_debian_clusters(look, units)]
-    while pending and len(read) < _MAX_UNITS:
+    while pending and len(texts) < _MAX_UNITS:
         name = pending.pop()
-        if name in read:
+        if name in texts:
             continue
-        unit = read[name] = _parse_unit(look, name, units.files(name))
-        pending.extend(unit.words("Wants", "Requires", "BindsTo", "Upholds"))
+        texts[name] = [(path, look.text(path)) for path in units.files(name)]
         stem, _, kind = name.rpartition(".")
         if kind in ("timer", "path", "socket"):
-            pending.append(unit.last("Unit") or unit.last("Service") or f"{stem}.service")
-    look.enabled = {name for name, unit in read.items() if unit.settings}
-    servers = _servers(read.values())
+            pending.append(f"{stem}.service")
+        for _, text in texts[name]:
+            pending.extend(word for words in _PULLS_IN.findall(text) for word in words.split())
+    look.enabled = {name for name, files in texts.items() if any(text for _, text in files)}
+    servers = [
+        _parse_unit(name, files)
+        for name, files in texts.items()
+        if any("ExecStart" in text and _SERVER_COMMAND.search(text) for _, text in files)
+    ]
+    order = _servers(servers)
     scripts: dict[str, bool] = {}
-    for unit in read.values():
-        for key, command, source in unit.settings:
-            if key in ("ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition"):
-                yield from _command(look, unit, key, command, source, servers, scripts)
+    for name, files in texts.items():
+        if any(_may_mention(text) or _runs_script(look, text, scripts) for _, text in files):
+            unit = _parse_unit(name, files)
+            for key, command, source in unit.settings:
+                if key in _COMMANDS:
+                    yield from _command(look, unit, key, command, source, order, scripts)
+
+
+def _runs_script(look: _Look, text: str, scripts: dict[str, bool]) -> bool:
+    """Say whether a unit names a program that is a script and may set huge pages."""
+    if "Exec" not in text:
+        return False
+    for path in _PROGRAM.findall(text):
+        if path not in scripts:
+            head = look.host.read_range(path, 0, 2)
+            scripts[path] = isinstance(head, Known) and head.value == b"#!" and _may_mention(look.text(path))
+        if scripts[path]:
+            return True
+    return False
 
 
 def _debian_clusters(look: _Look, units: _Units) -> Iterator[str]:
@@ -362,28 +391,22 @@ def _command(
     scripts: dict[str, bool],
 ) -> Iterator[Write]:
     """Yield what one command of a unit writes, itself or in the script that it runs."""
-    stage, why = "late", ""
-    if _MENTION.search(command):
-        stage, why = _order(unit, key, servers)
-        plain = list(_plain(command))
-        if plain and why == "":
-            for target, value in plain:
-                where, number = _target(target), kernel_count(value, "/proc/" if target.startswith("vm") else target)
-                if where and number is not None:
-                    yield Write(*where, number, stage, source, "")
-            return
-        if _reloads(command) and why == "":
-            yield from _reloaded(look, command, source, stage)
-            return
-        yield from _mentions(look, command, source, stage, why or f"{source} sets it in a way that is not worked out")
-        return
-    for path in re.findall(r"(?:^|(?<=[\s'\"=@:+!-]))/[\w@%+=:,./-]+", command)[:4]:
-        if path not in scripts:
-            head = look.host.read_range(path, 0, 2)
-            scripts[path] = isinstance(head, Known) and head.value == b"#!"
-        if scripts[path]:
-            stage, why = _order(unit, key, servers)
-            yield from _script(look, path, stage, why or f"{source} runs a script that sets it")
+    stage, why = _order(unit, key, servers)
+    unsure = f"{unit.name} runs under a condition that is not worked out" if _conditional(unit, key) else ""
+    if not _MENTION.search(command):
+        for path in _PROGRAM.findall(f" {command}"):
+            if scripts.get(path):
+                yield from _script(look, path, stage, unsure or why or f"{unit.name} runs this script")
+    elif _reloads(command) and not unsure:
+        yield from _reloaded(look, command, source, stage)
+    else:
+        plain = [] if unsure else list(_plain(command))
+        for target, value in plain:
+            where, number = _target(target), kernel_count(value, "/proc/" if target.startswith("vm") else target)
+            if where and number is not None:
+                yield Write(*where, number, stage, source, why)
+        if not plain:
+            yield from _mentions(look, command, source, stage, unsure or why or "what it writes is not worked out")
 
 
 def _reloads(command: str) -> bool:
@@ -409,14 +432,15 @@ def _plain(command: str) -> Iterator[tuple[str, str]]:
             yield sysctls.normalize(name), value
 
 
+def _conditional(unit: _Unit, key: str) -> bool:
+    return key == "ExecCondition" or any(name.startswith(("Condition", "Assert")) for name, _, _ in unit.settings)
+
+
 def _order(unit: _Unit, key: str, servers: dict[str, set[str]]) -> tuple[Stage, str]:
-    """Return when a unit's command is done, and the reason if what it does cannot be told."""
-    why = ""
-    if any(name.startswith(("Condition", "Assert")) for name, _, _ in unit.settings) or key == "ExecCondition":
-        why = f"{unit.name} runs under a condition that is not worked out"
+    """Return when a unit's command is done, and why that may be too late for PostgreSQL."""
     if unit.name in servers:
         if key == "ExecStartPre" and len(servers) == 1:
-            return "ordered", why
+            return "ordered", ""
         return "late", f"{unit.name} sets it for itself only, as it starts"
     waits = key == "ExecStartPre" or unit.last("Type") == "oneshot"
     if not waits:
@@ -426,9 +450,9 @@ def _order(unit: _Unit, key: str, servers: dict[str, set[str]]) -> tuple[Stage, 
     first = bool(servers) and all(name in before or unit.name in behind for name, behind in servers.items())
     if not default and (before & _BEFORE_ALL or first):
         settled = {"systemd-sysctl.service", "systemd-tmpfiles-setup.service"} <= after or "sysinit.target" in after
-        return ("ordered" if settled else "early"), why
+        return ("ordered" if settled else "early"), ""
     if first:
-        return "ordered", why
+        return "ordered", ""
     if before & _BEFORE_ALL:
         return "late", f"{unit.name} is ordered before and after {sorted(before & _BEFORE_ALL)[0]}: a cycle"
     return "late", f"nothing orders {unit.name} before PostgreSQL"
@@ -531,7 +555,7 @@ def _cron(look: _Look, path: str, why: str) -> Iterator[Write]:
 def _cloud_config(look: _Look, path: str) -> Iterator[Write]:
     """Yield what bootcmd mentions: it runs at every boot. runcmd and write_files run once, and not again."""
     text = look.text(path)
-    if not _MENTION.search(text):
+    if not _may_mention(text):
         return
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
